@@ -1,0 +1,2 @@
+//! gpuslice-emulator
+fn main() {}

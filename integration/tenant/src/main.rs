@@ -1,0 +1,2 @@
+//! gpuslice-tenant
+fn main() {}

@@ -1,0 +1,2 @@
+//! gpuslice-sandbox
+fn main() {}

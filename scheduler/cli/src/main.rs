@@ -1,0 +1,2 @@
+//! gpuslice-cli
+fn main() {}

@@ -1,0 +1,2 @@
+//! gpuslice-scheduler
+fn main() {}

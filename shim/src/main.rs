@@ -1,0 +1,2 @@
+//! gpuslice-shim
+fn main() {}
