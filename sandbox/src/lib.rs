@@ -1,1 +1,5 @@
-//! gpuslice-sandbox
+//! gpuslice-sandbox: performs the NVIDIA ioctls of one container.
+
+// Dispatch: what a command means and whether it may run.
+pub mod driver;
+pub mod tenant;
