@@ -20,12 +20,25 @@ pub struct Node {
     pub dev: PathBuf,
     /// The driver's directory in procfs.
     pub proc_driver: PathBuf,
+    /// The kernel's list of device majors.
+    pub proc_devices: PathBuf,
+    /// What the nodes in `dev` are.
+    pub devices: DeviceKind,
     /// The proxy that is started for each GPU container.
     pub sandbox: SandboxProgram,
     /// The configuration where containerd names none.
     pub default_config: PathBuf,
     /// Variables of the environment that the shim keeps; all others are dropped when it starts itself anew.
     pub keep_environment: Vec<&'static str>,
+}
+
+/// What kind of file stands for a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// The driver's character devices.
+    Character,
+    /// Regular files, as an emulated driver has them.
+    Regular,
 }
 
 /// The sandbox's executable.
@@ -43,6 +56,8 @@ impl Default for Node {
         Node {
             dev: "/dev".into(),
             proc_driver: "/proc/driver/nvidia".into(),
+            proc_devices: "/proc/devices".into(),
+            devices: DeviceKind::Character,
             sandbox: SandboxProgram::default(),
             default_config: gpuslice_config::DEFAULT_PATH.into(),
             keep_environment: Vec::new(),
@@ -61,4 +76,8 @@ pub(crate) struct CreateContext {
     pub(crate) bundle: PathBuf,
     /// The pod's id, where the container is one of a pod.
     pub(crate) pod: Option<String>,
+    /// Name or path of the OCI runtime underneath.
+    pub(crate) runtime: PathBuf,
+    /// The runtime makes cgroups through systemd.
+    pub(crate) systemd_cgroup: bool,
 }

@@ -1,0 +1,283 @@
+//! What no container of this runtime may have (rule S6), with a GPU or without.
+//!
+//! Owns: the verdict on a container's spec at create and on a process at exec. Trusts: containerd for the
+//! truth of the spec, nobody for its harmlessness. Promises: changes nothing; a spec that passes gives its
+//! container no way to the driver but the trapped one. Failure: a refusal says what was found and the remedy.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::spec::{self, Malformed, Numbers};
+
+/// Capabilities refused to every container: each opens a way around the trap.
+const CAPABILITIES: [&str; 5] = ["SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "BPF", "PERFMON"];
+/// Refused as well while no fence ties a GPU's file to its sandbox.
+const CAPABILITIES_UNFENCED: [&str; 1] = ["SYS_PTRACE"];
+const CAPABILITY_SETS: [&str; 5] = ["bounding", "effective", "inheritable", "permitted", "ambient"];
+
+/// Devices that runtimes give every container: type, major, minor.
+const DEFAULT_DEVICES: [(u32, Option<u32>); 10] = [
+    (1, Some(3)),
+    (1, Some(5)),
+    (1, Some(7)),
+    (1, Some(8)),
+    (1, Some(9)),
+    (5, Some(0)),
+    (5, Some(1)),
+    (5, Some(2)),
+    (136, None),
+    (10, Some(200)),
+];
+const FUSE: Numbers = Numbers { kind: 'c', major: Some(10), minor: Some(229) };
+/// Memory and port devices, which reach every device of the host.
+const MEMORY: [u32; 3] = [1, 2, 4];
+
+const BY_CDI: &str = "grant the GPU by CDI instead: `ctr run --device nvidia.com/gpu=0`, `nerdctl run --gpus` of \
+                      nerdctl 2.3 or newer, or enable_cdi in containerd's configuration for Kubernetes";
+
+/// Whether the kernel ties a GPU's open file to its sandbox (BPF LSM).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fence {
+    #[cfg_attr(not(test), expect(dead_code, reason = "no fence is built yet; the rules for it are tested"))]
+    Present,
+    Absent,
+}
+
+/// Why a container or process is not admitted.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    #[error(
+        "device rule `{rule}` allows every device, as for a privileged container: drop --privileged and name the devices"
+    )]
+    Privileged { rule: String },
+    #[error("device rule `{rule}` is wider than the devices listed in linux.devices: grant devices by name")]
+    DeviceRule { rule: String },
+    #[error("device {device} reaches the host's memory: drop it")]
+    MemoryDevice { device: String },
+    #[error(
+        "/dev/fuse is refused while no fence (BPF LSM) is active: a FUSE server in the container could block the sandbox"
+    )]
+    Fuse,
+    #[error(
+        "CAP_{name} in the {set} set: containers of this runtime must not hold it; drop it (privileged containers hold it too)"
+    )]
+    Capability { name: String, set: &'static str },
+    #[error("the container shares the host's {kind} namespace: give it a namespace of its own or its pod's")]
+    HostNamespace { kind: &'static str },
+    #[error("namespace {}: can't be read ({reason})", path.display())]
+    Namespace { path: PathBuf, reason: String },
+    #[error(
+        "the seccomp profile uses notifications itself ({at}): the kernel allows one listener; use a profile without SCMP_ACT_NOTIFY"
+    )]
+    Notify { at: &'static str },
+    #[error("hook {hook} of NVIDIA's toolkit would add the GPU behind the runtime's back: {BY_CDI}")]
+    ToolkitHook { hook: String },
+    #[error(
+        "the runtime binary {runtime} is NVIDIA's wrapper, which adds GPUs behind the shim's back: set BinaryName to runc or crun; {BY_CDI}"
+    )]
+    ToolkitRuntime { runtime: String },
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
+
+/// Where the host's own namespaces are found: `/proc`, or a folder like it in tests.
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    pub(crate) proc: PathBuf,
+}
+
+impl Default for Host {
+    fn default() -> Self {
+        Host { proc: PathBuf::from("/proc") }
+    }
+}
+
+/// Judges a container at create.
+///
+/// # Errors
+/// The first [`Refusal`] met.
+pub(crate) fn judge_container(
+    root: &Value,
+    runtime: &Path,
+    host: &Host,
+    fence: Fence,
+) -> Result<(), Refusal> {
+    judge_runtime(runtime)?;
+    judge_devices(root, fence)?;
+    judge_namespaces(root, host, fence)?;
+    judge_profile(root)?;
+    judge_hooks(root)?;
+    match root.get("process") {
+        Some(process) => judge_process(process, fence),
+        None => Ok(()),
+    }
+}
+
+/// Judges the process of an exec (`process.json`), or a container's first one.
+///
+/// # Errors
+/// The first [`Refusal`] met.
+pub(crate) fn judge_process(process: &Value, fence: Fence) -> Result<(), Refusal> {
+    for set in CAPABILITY_SETS {
+        for name in spec::texts(process, &format!("/capabilities/{set}"))? {
+            let upper = name.to_ascii_uppercase();
+            let plain = upper.strip_prefix("CAP_").unwrap_or(&upper);
+            let unfenced = fence == Fence::Absent && CAPABILITIES_UNFENCED.contains(&plain);
+            if unfenced || CAPABILITIES.contains(&plain) {
+                return Err(Refusal::Capability { name: plain.to_owned(), set });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn judge_runtime(runtime: &Path) -> Result<(), Refusal> {
+    let name = file_name(&runtime.to_string_lossy());
+    if name.starts_with("nvidia-container-runtime") {
+        return Err(Refusal::ToolkitRuntime { runtime: runtime.display().to_string() });
+    }
+    Ok(())
+}
+
+fn judge_devices(root: &Value, fence: Fence) -> Result<(), Refusal> {
+    let mut granted = Vec::new();
+    for device in spec::list(root, "/linux/devices")? {
+        let numbers = Numbers::of(device)?;
+        let name = || format!("{} ({numbers})", device.get("path").and_then(Value::as_str).unwrap_or("?"));
+        if numbers.kind == 'c'
+            && numbers.major == Some(1)
+            && numbers.minor.is_some_and(|m| MEMORY.contains(&m))
+        {
+            return Err(Refusal::MemoryDevice { device: name() });
+        }
+        if numbers == FUSE && fence == Fence::Absent {
+            return Err(Refusal::Fuse);
+        }
+        granted.push(numbers);
+    }
+    for rule in spec::list(root, "/linux/resources/devices")? {
+        let allow = rule.get("allow").and_then(Value::as_bool).unwrap_or(false);
+        let access = spec::text(rule, "access")?.unwrap_or("rwm");
+        // Making a node gives no access to what is behind it.
+        if !allow || !access.contains(['r', 'w']) {
+            continue;
+        }
+        judge_rule(Numbers::of(rule)?, access, &granted, fence)?;
+    }
+    Ok(())
+}
+
+fn judge_rule(numbers: Numbers, access: &str, granted: &[Numbers], fence: Fence) -> Result<(), Refusal> {
+    let rule = || format!("{numbers} {access}");
+    if numbers.kind == 'a' {
+        return Err(Refusal::Privileged { rule: rule() });
+    }
+    if numbers == FUSE && fence == Fence::Absent {
+        return Err(Refusal::Fuse);
+    }
+    let default = numbers.kind == 'c'
+        && DEFAULT_DEVICES.iter().any(|(major, minor)| {
+            numbers.major == Some(*major) && (minor.is_none() || numbers.minor == *minor)
+        });
+    let exact = numbers.major.is_some() && numbers.minor.is_some() && granted.contains(&numbers);
+    if default || exact { Ok(()) } else { Err(Refusal::DeviceRule { rule: rule() }) }
+}
+
+fn judge_namespaces(root: &Value, host: &Host, fence: Fence) -> Result<(), Refusal> {
+    let list = spec::list(root, "/linux/namespaces")?;
+    let kinds: &[(&str, &str)] = match fence {
+        Fence::Absent => &[("pid", "pid"), ("ipc", "ipc"), ("network", "net")],
+        Fence::Present => &[("pid", "pid"), ("ipc", "ipc")],
+    };
+    for (kind, file) in kinds {
+        let mut found = None;
+        for namespace in list {
+            if spec::text(namespace, "type")? == Some(*kind) {
+                found = Some(spec::text(namespace, "path")?.unwrap_or_default());
+            }
+        }
+        match found {
+            None => return Err(Refusal::HostNamespace { kind }),
+            Some("") => {}
+            Some(path) => {
+                let joined = namespace_of(Path::new(path))?;
+                for owner in ["1", "self"] {
+                    if namespace_of(&host.proc.join(owner).join("ns").join(file))? == joined {
+                        return Err(Refusal::HostNamespace { kind });
+                    }
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn namespace_of(path: &Path) -> Result<(u64, u64), Refusal> {
+    fs::metadata(path)
+        .map(|data| (data.dev(), data.ino()))
+        .map_err(|error| Refusal::Namespace { path: path.to_owned(), reason: error.to_string() })
+}
+
+fn judge_profile(root: &Value) -> Result<(), Refusal> {
+    const NOTIFY: &str = "SCMP_ACT_NOTIFY";
+    let Some(profile) = root.pointer("/linux/seccomp").filter(|value| !value.is_null()) else {
+        return Ok(());
+    };
+    if spec::text(profile, "defaultAction")? == Some(NOTIFY) {
+        return Err(Refusal::Notify { at: "defaultAction" });
+    }
+    for rule in spec::list(profile, "/syscalls")? {
+        if spec::text(rule, "action")? == Some(NOTIFY) {
+            return Err(Refusal::Notify { at: "syscalls" });
+        }
+    }
+    match spec::text(profile, "listenerPath")? {
+        None | Some("") => Ok(()),
+        Some(_) => Err(Refusal::Notify { at: "listenerPath" }),
+    }
+}
+
+fn judge_hooks(root: &Value) -> Result<(), Refusal> {
+    const KINDS: [&str; 6] =
+        ["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
+    for kind in KINDS {
+        for hook in spec::list(root, &format!("/hooks/{kind}"))? {
+            let path = spec::text(hook, "path")?.unwrap_or_default();
+            let arguments = spec::texts(hook, "/args")?;
+            if adds_gpu(path, &arguments) {
+                return Err(Refusal::ToolkitHook { hook: format!("{path} ({kind})") });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a hook would grant a GPU: NVIDIA's runtime hook under any of its names, or a program that runs
+/// NVIDIA's container tool (containerd's own `oci-hook` for `ctr --gpus`). What a CDI spec brings
+/// (`nvidia-cdi-hook`, `nvidia-ctk hook`) only prepares files.
+fn adds_gpu(path: &str, arguments: &[&str]) -> bool {
+    const GRANTING: [&str; 3] =
+        ["nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli"];
+    let grants = |program: &str| {
+        let name = file_name(program);
+        GRANTING.contains(&name) || name.starts_with("nvidia-container-runtime")
+    };
+    let name = file_name(path);
+    let file_work = name == "nvidia-cdi-hook" || (name == "nvidia-ctk" && arguments.get(1) == Some(&"hook"));
+    grants(path)
+        || (name == "nvidia-ctk" && !file_work)
+        || (!file_work && arguments.iter().any(|a| grants(a)))
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests;
+
+#[cfg(test)]
+mod tests;
