@@ -86,7 +86,7 @@ impl FromStr for Bytes {
 /// The largest unit that divides the number, so that what is printed parses to the same value.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match UNITS.iter().rev().find(|(_, shift)| self.0 % (1 << shift) == 0) {
+        match UNITS.iter().rev().find(|(_, shift)| self.0.is_multiple_of(1 << shift)) {
             Some((unit, shift)) => write!(f, "{}{unit}", self.0 >> shift),
             None => write!(f, "{}", self.0),
         }

@@ -47,7 +47,9 @@ pub enum FrameError {
     #[error("not a gpuslice frame")]
     Foreign,
     /// Peer speaks another version.
-    #[error("peer speaks protocol version {found}, this side {PROTOCOL_VERSION}: install one release of all parts")]
+    #[error(
+        "peer speaks protocol version {found}, this side {PROTOCOL_VERSION}: install one release of all parts"
+    )]
     Version {
         /// Version met.
         found: u16,
@@ -79,6 +81,31 @@ struct Header {
     version: u16,
     link: Link,
     sequence: u32,
+}
+
+fn header_of(frame: &[u8]) -> Result<(Header, &[u8]), FrameError> {
+    if frame.len() > MAX_FRAME {
+        return Err(FrameError::TooLong { length: frame.len() });
+    }
+    // Magic and version come first and alone: a later version may have another header behind them.
+    let (magic, rest): (u32, &[u8]) = postcard::take_from_bytes(frame).map_err(|_| FrameError::Foreign)?;
+    if magic != MAGIC {
+        return Err(FrameError::Foreign);
+    }
+    let (version, _): (u16, &[u8]) = postcard::take_from_bytes(rest).map_err(|_| FrameError::Foreign)?;
+    if version != PROTOCOL_VERSION {
+        return Err(FrameError::Version { found: version });
+    }
+    postcard::take_from_bytes(frame).map_err(|_| FrameError::Malformed)
+}
+
+/// The link that a frame says it belongs to, so that one listening socket can serve shims and the command
+/// line tool. Decides nothing: the frame is still to be decoded by that link's [`Receiver`].
+///
+/// # Errors
+/// [`FrameError::TooLong`], [`FrameError::Foreign`], [`FrameError::Version`] or [`FrameError::Malformed`].
+pub fn peek_link(frame: &[u8]) -> Result<Link, FrameError> {
+    header_of(frame).map(|(header, _)| header.link)
 }
 
 /// Encodes messages of one direction; counts them.
@@ -129,21 +156,12 @@ impl<M: Carries> Receiver<M> {
     /// # Errors
     /// Any [`FrameError`]; the caller closes the peer.
     pub fn decode(&mut self, frame: &[u8], files: usize) -> Result<M, FrameError> {
-        if frame.len() > MAX_FRAME {
-            return Err(FrameError::TooLong { length: frame.len() });
-        }
-        let (header, rest): (Header, &[u8]) =
-            postcard::take_from_bytes(frame).map_err(|_| FrameError::Foreign)?;
-        if header.magic != MAGIC {
-            return Err(FrameError::Foreign);
-        }
-        if header.version != PROTOCOL_VERSION {
-            return Err(FrameError::Version { found: header.version });
-        }
+        let (header, rest) = header_of(frame)?;
         if header.link != M::LINK {
             return Err(FrameError::Malformed);
         }
-        let (message, left): (M, &[u8]) = postcard::take_from_bytes(rest).map_err(|_| FrameError::Malformed)?;
+        let (message, left): (M, &[u8]) =
+            postcard::take_from_bytes(rest).map_err(|_| FrameError::Malformed)?;
         if !left.is_empty() {
             return Err(FrameError::Malformed);
         }

@@ -8,6 +8,10 @@
 //! message. At most [`MAX_FRAME`] bytes. How many files ride on a frame is a property of its message
 //! ([`Carries`]); a frame with another number of files is refused.
 //!
+//! Each direction of each link counts its frames from 0. The connection that a shim opens for the sandbox
+//! starts as shim – scheduler for one message and its answer, and is sandbox – scheduler, counting from 0
+//! again, from then on.
+//!
 //! | link | carried by | from | to |
 //! | --- | --- | --- | --- |
 //! | shim – scheduler | path socket, root only | [`ShimToScheduler`] | [`SchedulerToShim`] |
@@ -15,12 +19,14 @@
 //! | shim – sandbox | socket pair | [`ShimToSandbox`] | [`SandboxToShim`] |
 //! | command line – scheduler | path socket, root only | [`ToolToScheduler`] | [`SchedulerToTool`] |
 
+#![forbid(unsafe_code)]
+
 mod frame;
 mod id;
 mod messages;
 mod reason;
 
-pub use frame::{Carries, FrameError, Link, MAX_FRAME, PROTOCOL_VERSION, Receiver, Sender};
+pub use frame::{Carries, FrameError, Link, MAX_FRAME, PROTOCOL_VERSION, Receiver, Sender, peek_link};
 pub use id::{ContainerId, GpuUuid, IdError, LeaseId};
 pub use messages::{
     GpuSettings, GpuSlice, GpuUsage, Lease, MemoryRange, PrivilegedRequest, PrivilegedResult, Register,
@@ -28,3 +34,6 @@ pub use messages::{
     ShimToSandbox, ShimToScheduler, StatusGpu, StatusTenant, ToolToScheduler,
 };
 pub use reason::Reason;
+
+#[cfg(test)]
+mod tests;

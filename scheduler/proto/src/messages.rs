@@ -365,10 +365,7 @@ impl Carries for ShimToSandbox {
 impl Carries for SandboxToShim {
     const LINK: Link = Link::ShimSandbox;
     fn files(&self) -> usize {
-        usize::from(matches!(
-            self,
-            SandboxToShim::Request { ask: PrivilegedRequest::MoveRange { .. }, .. }
-        ))
+        usize::from(matches!(self, SandboxToShim::Request { ask: PrivilegedRequest::MoveRange { .. }, .. }))
     }
 }
 impl Carries for ToolToScheduler {

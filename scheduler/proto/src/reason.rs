@@ -46,8 +46,18 @@ impl TryFrom<u16> for Reason {
     fn try_from(code: u16) -> Result<Self, String> {
         use Reason::*;
         [
-            NotRoot, Duplicate, DriverChanged, UnknownGpu, MemoryExhausted, UidsExhausted, BadLimit, NoLease,
-            GpuUnhealthy, Stopping, OutOfOrder, LedgerMismatch,
+            NotRoot,
+            Duplicate,
+            DriverChanged,
+            UnknownGpu,
+            MemoryExhausted,
+            UidsExhausted,
+            BadLimit,
+            NoLease,
+            GpuUnhealthy,
+            Stopping,
+            OutOfOrder,
+            LedgerMismatch,
         ]
         .into_iter()
         .find(|reason| u16::from(*reason) == code)
