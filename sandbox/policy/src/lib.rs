@@ -3,3 +3,7 @@
 mod trap;
 
 pub use trap::{acts_on, escape_bytes, harmless};
+
+/// A driver branch.
+#[derive(Debug)]
+pub struct Branch {}
