@@ -214,8 +214,10 @@ pub enum PrivilegedRequest {
         /// Thread id in the initial pid namespace.
         tid: u32,
     },
-    /// Copy `range` into a new memfd and map that over it, in the process of thread `tid`, which is being
-    /// stopped: its call is answered with a restart right after this request.
+    /// Copy `range` into a new memfd and map that over it, in the process of thread `tid`, whose call waits
+    /// for an answer. The shim interrupts every thread of the process and answers
+    /// [`PrivilegedResult::Stopping`]; only then may the sandbox answer with a restart (before, the number
+    /// would reach the program). The shim answers once more when the move is done.
     ///
     /// `tenant_file` is the number of the (empty, right-sized) memfd that the sandbox put into the tenant's
     /// table. Carries that memfd as well.
@@ -248,6 +250,9 @@ pub enum PrivilegedResult {
         /// The pidfd names the thread itself (`PIDFD_THREAD`), not its process.
         thread: bool,
     },
+    /// First answer to a move: every thread of the process is being stopped. From now until the final answer
+    /// (the same request number) the sandbox may answer their pending calls with a restart.
+    Stopping,
     /// The range lies on the memfd now, at offset 0.
     Moved,
     /// Carries the file (opened through `map_files`); the range starts at `offset` in it.
@@ -354,7 +359,8 @@ impl Carries for ShimToSandbox {
             ShimToSandbox::Result { result, .. } => match result {
                 PrivilegedResult::Thread { .. } => 2,
                 PrivilegedResult::Shared { .. } => 1,
-                PrivilegedResult::Moved
+                PrivilegedResult::Stopping
+                | PrivilegedResult::Moved
                 | PrivilegedResult::Private
                 | PrivilegedResult::UvmRanges { .. }
                 | PrivilegedResult::Failed { .. } => 0,
