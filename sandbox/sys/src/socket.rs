@@ -149,7 +149,8 @@ impl Socket {
         }
     }
 
-    /// Receives one message into `buf`; (0, no files) when the peer closed. At most `max_files` files.
+    /// Receives one message into `buf`; (0, no files) when the peer closed. At most `max_files` files; with
+    /// 0 the kernel drops the files of a message itself, and none ever enters this process's table.
     ///
     /// # Errors
     /// `TimedOut`; EMSGSIZE when the message or its list of files was longer than there was room for.
@@ -160,7 +161,7 @@ impl Socket {
         deadline: Instant,
     ) -> io::Result<(usize, Vec<OwnedFd>)> {
         loop {
-            match receive(self.as_fd(), buf) {
+            match receive(self.as_fd(), buf, max_files > 0) {
                 Ok((_, files)) if files.len() > max_files => return Err(error(libc::EMSGSIZE)),
                 Ok(received) => return Ok(received),
                 Err(failed) if failed.kind() == io::ErrorKind::WouldBlock => {}
@@ -251,7 +252,7 @@ impl StateStream {
         let mut found: Vec<OwnedFd> = Vec::new();
         let mut buf = vec![0; 16 * 1024];
         loop {
-            let (count, files) = match receive(self.0.as_fd(), &mut buf) {
+            let (count, files) = match receive(self.0.as_fd(), &mut buf, true) {
                 Err(failed) if failed.kind() == io::ErrorKind::WouldBlock => {
                     if !wait::readable(self.0.as_fd(), Some(deadline))? {
                         return Err(io::Error::from(io::ErrorKind::TimedOut));
@@ -439,14 +440,16 @@ fn control_header(bytes: &[u8]) -> Option<(usize, libc::c_int, libc::c_int)> {
     Some((size, level, kind))
 }
 
-fn receive(socket: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+fn receive(socket: BorrowedFd<'_>, buf: &mut [u8], take_files: bool) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut control = Control::default();
     let mut part = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
     let mut header = empty_header();
     header.msg_iov = &raw mut part;
     header.msg_iovlen = 1;
-    header.msg_control = control.as_mut_ptr().cast();
-    header.msg_controllen = size_of::<Control>();
+    if take_files {
+        header.msg_control = control.as_mut_ptr().cast();
+        header.msg_controllen = size_of::<Control>();
+    }
     let count = uninterrupted(|| {
         let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
         // SAFETY: recvmsg writes to the header, its one part and its control data: all are mutable and live
