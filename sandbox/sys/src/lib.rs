@@ -7,14 +7,14 @@
 //!
 //! | module | what |
 //! | --- | --- |
-//! | [`Arg`], [`ioctl()`] | driver calls on copied parameters with embedded buffers |
+//! | [`arg`], [`mod@ioctl`] | driver calls on copied parameters with embedded buffers |
 //! | [`notify`] | seccomp user notification, the supervisor's side |
 //! | [`process`] | pidfds, file table comparison, a stopped process's seccomp programs |
 //! | [`bpf`] | seccomp programs of this process |
 //! | [`memory`] | tenant memory, shared mappings, memfds |
 //! | [`socket`] | SEQPACKET sockets with files; the listener socket that runtimes send to |
-//! | [`identify()`] | what a file is, without blocking on it |
-//! | [`spawn()`] | start a sealed executable with exactly the files named |
+//! | [`mod@identify`] | what a file is, without blocking on it |
+//! | [`mod@spawn`] | start a sealed executable with exactly the files named |
 //! | [`jail`] | giving up rights, one step each |
 //! | [`inject`] | moving a range of another process's memory onto a memfd |
 //! | [`wait`] | poll with a deadline |
@@ -22,23 +22,25 @@
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
 compile_error!("gpuslice runs on Linux on x86-64 only");
 
-mod arg;
+pub mod arg;
 pub mod bpf;
 mod call;
-mod identify;
+pub mod identify;
 pub mod inject;
+pub mod ioctl;
 pub mod jail;
 pub mod memory;
 pub mod notify;
 pub mod process;
 mod ptrace;
 pub mod socket;
-mod spawn;
+pub mod spawn;
 pub mod wait;
 
-pub use arg::{Arg, Link, ioctl, with_addresses};
+pub use arg::{Arg, Link};
 pub use bpf::Instruction;
 pub use identify::{FileIdentity, identify};
+pub use ioctl::{ioctl, with_addresses};
 pub use memory::{SharedMapping, TenantMemory};
 pub use notify::{Answer, Listener, Notification};
 pub use socket::{Listening, Peer, Socket};
