@@ -155,9 +155,63 @@ def oom():
             "cuMemAlloc": raw}
 
 
+def oom_free():
+    """Takes 6 GiB where nothing stops it."""
+    import torch
+    keep = [torch.empty(512 << 20, dtype=torch.uint8, device="cuda") for _ in range(12)]
+    torch.cuda.synchronize()
+    return {"got_mib": len(keep) * 512}
+
+
+def serve(kind, folder):
+    """Sets `kind` up once, then measures a stretch for every line (seconds) that comes through the fifo `ask`."""
+    import torch
+    if kind == "graph":
+        n = 4096
+        torch.backends.cuda.matmul.allow_tf32 = False
+        a, b = torch.randn(n, n, device="cuda"), torch.randn(n, n, device="cuda")
+        c = torch.empty(n, n, device="cuda")
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            torch.mm(a, b, out=c)
+        torch.cuda.synchronize()
+        g = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(g):
+            torch.mm(a, b, out=c)
+
+        def work():
+            for _ in range(8):
+                g.replay()
+            torch.cuda.synchronize()
+            return 8
+    else:
+        layers = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(24)]
+        model = torch.nn.Sequential(*layers).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        x = torch.randn(256, 512).pin_memory()
+
+        def work():
+            loss = model(x.to("cuda", non_blocking=True)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+            return 1
+    for _ in range(30):
+        work()
+    ask, answer = open(f"{folder}/ask"), open(f"{folder}/answer", "w", buffering=1)
+    for line in ask:
+        seconds, done, begin = float(line), 0, time.perf_counter()
+        while time.perf_counter() - begin < seconds:
+            done += work()
+        answer.write(f"{done / (time.perf_counter() - begin)}\n")
+    return {}
+
+
 if __name__ == "__main__":
     name = sys.argv[1]
     started = time.time()
-    result = globals()[name](*(float(a) for a in sys.argv[2:]))
+    number = lambda a: float(a) if a.replace(".", "", 1).isdigit() else a
+    result = globals()[name](*map(number, sys.argv[2:]))
     print(json.dumps({"program": name, **result, "seconds": round(time.time() - started, 2)}), flush=True)
     sys.exit(0 if result.get("ok", True) else 1)

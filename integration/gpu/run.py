@@ -1,0 +1,320 @@
+#!/usr/bin/env python3
+"""Real containerd, this shim, real CUDA: the proof on a machine with an NVIDIA GPU. Needs root and Python with PyTorch,
+CuPy and JAX on the machine (its own root file system is the containers').
+
+  run.py --bin DIR --debs DIR --out results.jsonl [--only functional,quota,sidebyside,closed,rates,latency,start]
+
+--bin   containerd-shim-gpuslice-v1, gpuslice-sandbox, gpuslice-scheduler, gpuslice, gpuslice-tenant
+--debs  Debian 12 packages of containerd and runc, unpacked into a temporary folder (nothing is installed)
+
+Prints and writes one JSON object a line, the lines of `cargo xtask bench` and `demo` with chip, driver and kernel.
+"""
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RUNTIME = "io.containerd.gpuslice.v1"
+STOCK = "io.containerd.runc.v2"
+DEVICES = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"]
+
+
+def command(*argv, timeout=120, check=False, **kw):
+    p = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, **kw)
+    if check and p.returncode:
+        raise RuntimeError(f"{argv}: {p.returncode}: {p.stderr or p.stdout}")
+    return p
+
+
+class Report:
+    def __init__(self, path):
+        smi = command("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").stdout.strip()
+        chip, driver = [f.strip() for f in smi.splitlines()[0].split(",")]
+        self.facts = {"chip": chip, "driver": driver, "kernel": platform.release()}
+        self.file = open(path, "a", buffering=1)
+        self.failed = 0
+
+    def line(self, **fields):
+        text = json.dumps({**fields, **self.facts})
+        print(json.dumps(fields), flush=True)
+        self.file.write(text + "\n")
+        if fields.get("ok") is False:
+            self.failed += 1
+
+
+class Node:
+    """A private containerd and scheduler in a temporary folder."""
+
+    def __init__(self, binaries, debs):
+        self.dir = tempfile.mkdtemp(prefix="gpuslice-gpu-")
+        self.children = []
+        for name in os.listdir(debs):
+            if name.endswith(".deb") and name.startswith(("containerd_", "runc_")):
+                command("dpkg", "-x", os.path.join(debs, name), f"{self.dir}/debs", check=True)
+        self.bin = f"{self.dir}/bin"
+        os.makedirs(self.bin)
+        for name in os.listdir(binaries):
+            shutil.copy2(os.path.join(binaries, name), self.bin)
+        self.path = f"{self.bin}:{self.dir}/debs/usr/bin:{self.dir}/debs/usr/sbin:" + os.environ["PATH"]
+        self.env = {**os.environ, "PATH": self.path}
+        self.rootfs = f"{self.dir}/rootfs"
+        os.makedirs(self.rootfs)
+        command("mount", "--bind", "/", self.rootfs, check=True)
+        self.config = f"{self.dir}/config.toml"
+        self.run = f"{self.dir}/run"
+        with open(self.config, "w") as f:
+            f.write(f'run_dir = "{self.run}"\nsandbox = "{self.bin}/gpuslice-sandbox"\n'
+                    f'[scheduler]\nsocket = "{self.run}/scheduler.sock"\n')
+        with open(f"{self.dir}/containerd.toml", "w") as f:
+            f.write(f'version = 2\nroot = "{self.dir}/root"\nstate = "{self.dir}/state"\n'
+                    f'disabled_plugins = ["io.containerd.grpc.v1.cri"]\n'
+                    f'[grpc]\n  address = "{self.dir}/containerd.sock"\n')
+        self.start("containerd", "containerd", "--config", f"{self.dir}/containerd.toml")
+        self.scheduler = self.start_scheduler()
+        for _ in range(100):
+            if self.ctr("version").returncode == 0:
+                break
+            time.sleep(0.1)
+
+    def start(self, name, *argv):
+        log = open(f"{self.dir}/{name}.log", "ab")
+        p = subprocess.Popen(argv, env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self.children.append(p)
+        return p
+
+    def start_scheduler(self):
+        p = self.start("scheduler", f"{self.bin}/gpuslice-scheduler", "--config", self.config)
+        for _ in range(100):
+            if os.path.exists(f"{self.run}/scheduler.sock"):
+                break
+            time.sleep(0.05)
+        return p
+
+    def ctr(self, *argv, timeout=120):
+        return command("ctr", "--address", f"{self.dir}/containerd.sock", *argv, env=self.env, timeout=timeout)
+
+    def run_argv(self, name, program, slice_=None, stock=False, devices=True, detach=False):
+        argv = ["ctr", "--address", f"{self.dir}/containerd.sock", "run", "--rm"]
+        if detach:
+            argv.remove("--rm")
+            argv.append("-d")
+        argv += ["--runtime", STOCK if stock else RUNTIME]
+        if not stock:
+            argv += ["--runtime-config-path", self.config]
+        for device in DEVICES if devices else []:
+            argv += ["--device", device]
+        for key, value in (slice_ or {}).items():
+            argv += ["--annotation", f"gpuslice.io/{key}={value}"]
+        for mount in ["/usr/local/nvidia", "/tmp", "/dev/shm"]:
+            if os.path.ismount(mount) or mount == "/tmp":
+                mode = "ro" if mount == "/usr/local/nvidia" else "rw"
+                argv += ["--mount", f"type=bind,src={mount},dst={mount},options=rbind:{mode}"]
+        for key in ("PATH", "LD_LIBRARY_PATH", "HOME", "PYTHONUNBUFFERED", "CUDA_HOME"):
+            if key in os.environ:
+                argv += ["--env", f"{key}={os.environ[key]}"]
+        return argv + ["--cwd", "/tmp", "--rootfs", self.rootfs, name] + program
+
+    def contain(self, name, program, timeout=120, **kw):
+        return command(*self.run_argv(name, program, **kw), env=self.env, timeout=timeout)
+
+    def close(self):
+        for _ in range(3):
+            tasks = self.ctr("task", "ls", "-q").stdout.split()
+            for t in tasks:
+                self.ctr("task", "rm", "-f", t)
+            for c in self.ctr("container", "ls", "-q").stdout.split():
+                self.ctr("container", "rm", c)
+        for p in self.children:
+            p.send_signal(signal.SIGTERM)
+        for p in self.children:
+            try:
+                p.wait(10)
+            except subprocess.TimeoutExpired:
+                p.kill()
+        command("umount", "-l", self.rootfs)
+        if os.environ.get("KEEP"):
+            for name in sorted(os.listdir(self.dir)):
+                if name.endswith(".log"):
+                    shutil.copy2(f"{self.dir}/{name}", os.environ["KEEP"])
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def last_json(text):
+    for line in reversed(text.strip().splitlines()):
+        try:
+            return json.loads(line)
+        except ValueError:
+            continue
+    return None
+
+
+PROGRAMS = f"{HERE}/programs.py"
+SLICE = {"memory-hard": "4Gi"}
+
+
+def functional(node, report):
+    for name in ["context", "graph", "train", "cupy", "jax", "ipc", "pinned", "managed", "vmm"]:
+        seconds = ["1"] if name in ("graph", "train") else []
+        p = node.contain(f"f-{name}", ["python3", PROGRAMS, name, *seconds], slice_={"memory-hard": "4Gi"})
+        result = last_json(p.stdout)
+        ok = p.returncode == 0 and result is not None
+        if ok and "total_mib" in result:
+            ok = result["total_mib"] <= 4096
+        report.line(show="program", case=name, ok=ok, result=result,
+                    **({} if ok else {"status": p.returncode, "error": (p.stderr or p.stdout)[-600:]}))
+    for argv in (["nvidia-smi"], ["nvidia-smi", "-L"], ["nvidia-smi", "-q"]):
+        p = node.contain("f-smi", argv, slice_=SLICE)
+        ok = p.returncode == 0 and (len(argv) > 1 or "/   4096MiB" in p.stdout)
+        report.line(show="program", case=" ".join(argv), ok=ok, status=p.returncode,
+                    output=p.stdout if len(argv) == 1 else p.stdout[:400], error=p.stderr[-300:])
+
+
+def quota(node, report):
+    p = node.contain("q-plain", ["python3", PROGRAMS, "oom_free"], stock=True)
+    plain = last_json(p.stdout)
+    report.line(show="quota", case="control: plain runc takes 6 GiB", ok=bool(plain and plain.get("got_mib", 0) >= 6144),
+                result=plain, error=p.stderr[-300:])
+    p = node.contain("q-slice", ["python3", PROGRAMS, "oom"], slice_=SLICE)
+    r = last_json(p.stdout)
+    ok = bool(r and r["total_mib"] <= 4096 and r["end"] == "torch.OutOfMemoryError" and r["cuMemAlloc"] == 2
+              and 3072 <= r["got_mib"] <= 4096)
+    report.line(show="quota", case="4 GiB", ok=ok, result=r, error=p.stderr[-600:])
+
+
+def sidebyside(node, report):
+    plan = {"s-four": "4Gi", "s-nine": "9Gi"}
+    procs = {n: subprocess.Popen(node.run_argv(n, ["python3", PROGRAMS, "oom"], slice_={"memory-hard": q}), env=node.env,
+                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for n, q in plan.items()}
+    time.sleep(6)
+    status = command(f"{node.bin}/gpuslice", "--config", node.config, "status", env=node.env)
+    for n, q in plan.items():
+        out, err = procs[n].communicate(timeout=120)
+        r, mib = last_json(out), int(q[:-2]) * 1024
+        ok = bool(r and mib - 1024 <= r["got_mib"] <= mib and r["total_mib"] <= mib and r["cuMemAlloc"] == 2)
+        report.line(show="two tenants", case=q, ok=ok, result=r, error=err[-300:])
+    report.line(show="status", ok=status.returncode == 0, output=status.stdout, error=status.stderr[-300:])
+
+
+def closed(node, report):
+    node.scheduler.terminate()
+    node.scheduler.wait(10)
+    p = node.contain("c-none", ["/bin/true"], slice_=SLICE)
+    text = (p.stderr or p.stdout).strip()
+    report.line(show="fail closed", ok=p.returncode != 0 and "scheduler.sock" in text, error=text[-400:])
+    node.ctr("container", "rm", "c-none")
+    node.scheduler = node.start_scheduler()
+    p = node.contain("c-again", ["/bin/true"], slice_=SLICE)
+    report.line(show="scheduler back", ok=p.returncode == 0, error=p.stderr[-300:])
+
+
+class Server:
+    """A program in a container that measures one stretch whenever told to."""
+
+    def __init__(self, node, name, kind, stock):
+        self.dir = tempfile.mkdtemp(prefix=f"gpuslice-{name}-", dir="/tmp")
+        os.mkfifo(f"{self.dir}/ask")
+        os.mkfifo(f"{self.dir}/answer")
+        argv = node.run_argv(name, ["python3", PROGRAMS, "serve", kind, self.dir], stock=stock,
+                             slice_=None if stock else {"memory-hard": "8Gi"})
+        self.log = open(f"{self.dir}/log", "w+")
+        self.process = subprocess.Popen(argv, env=node.env, stdout=self.log, stderr=self.log)
+        self.ask = open(f"{self.dir}/ask", "w", buffering=1)
+        self.answer = open(f"{self.dir}/answer", "r")
+
+    def rate(self, seconds):
+        self.ask.write(f"{seconds}\n")
+        return float(self.answer.readline())
+
+    def close(self):
+        self.ask.close()
+        self.process.wait(60)
+        shutil.rmtree(self.dir, ignore_errors=True)
+
+
+def rates(node, report, pairs, seconds):
+    for kind in ("graph", "train"):
+        plain, sliced = Server(node, f"r-plain-{kind}", kind, True), Server(node, f"r-slice-{kind}", kind, False)
+        plain.rate(1), sliced.rate(1)
+        ratios, a, b = [], [], []
+        for k in range(pairs):
+            order = (plain, sliced) if k % 2 == 0 else (sliced, plain)
+            got = {id(s): s.rate(seconds) for s in order}
+            a.append(got[id(plain)])
+            b.append(got[id(sliced)])
+            ratios.append(b[-1] / a[-1])
+        plain.close(), sliced.close()
+        mean = statistics.fmean(ratios)
+        half = 1.96 * statistics.stdev(ratios) / len(ratios) ** 0.5
+        report.line(id="D8", case=kind, value=round(100 * mean, 3), unit="% of plain runc", low=round(100 * (mean - half), 3),
+                    high=round(100 * (mean + half), 3), median=round(100 * statistics.median(ratios), 3), pairs=pairs,
+                    rate=round(statistics.median(b), 2), baseline=round(statistics.median(a), 2),
+                    ok=100 * (mean + half) >= 99.5)
+
+
+def latency(node, report):
+    tenant = f"/tmp/{os.path.basename(node.dir)}-tenant"
+    shutil.copy2(f"{node.bin}/gpuslice-tenant", tenant)
+    for round_ in range(2):
+        got = {}
+        for stock in (True, False):
+            p = node.contain("l", [tenant, "latency", "20000"], stock=stock, slice_=None if stock else SLICE)
+            got[stock] = [json.loads(l) for l in p.stdout.splitlines() if l.startswith("{")]
+            if not got[stock]:
+                report.line(show="latency", ok=False, stock=stock, error=(p.stderr or p.stdout)[-400:])
+        for plain, sliced in zip(got[True], got[False]):
+            report.line(id="D5", case=f"{plain.get('call', plain)}, round {round_}", plain=plain, sliced=sliced)
+    os.unlink(tenant)
+
+
+def start(node, report, pairs):
+    times = {True: [], False: []}
+    for k in range(pairs):
+        for stock in (True, False) if k % 2 == 0 else (False, True):
+            t = time.perf_counter()
+            p = node.contain("e", ["/bin/true"], stock=stock, slice_=None if stock else SLICE)
+            if p.returncode == 0:
+                times[stock].append(time.perf_counter() - t)
+    if all(times.values()):
+        a, b = statistics.median(times[True]) * 1e3, statistics.median(times[False]) * 1e3
+        report.line(id="E1", case="ctr run /bin/true with a GPU", value=round(b - a, 2), unit="ms over plain runc",
+                    baseline=round(a, 2), sliced=round(b, 2), pairs=pairs)
+
+
+def main():
+    a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    a.add_argument("--bin", required=True)
+    a.add_argument("--debs", required=True)
+    a.add_argument("--out", required=True)
+    a.add_argument("--only", default="functional,quota,sidebyside,closed,rates,latency,start")
+    a.add_argument("--pairs", type=int, default=30)
+    a.add_argument("--seconds", type=float, default=1.0)
+    args = a.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("run.py must run as root: it starts a containerd of its own")
+    report = Report(args.out)
+    node = Node(args.bin, args.debs)
+    try:
+        steps = {"functional": lambda: functional(node, report), "quota": lambda: quota(node, report),
+                 "sidebyside": lambda: sidebyside(node, report), "closed": lambda: closed(node, report),
+                 "rates": lambda: rates(node, report, args.pairs, args.seconds),
+                 "latency": lambda: latency(node, report), "start": lambda: start(node, report, args.pairs)}
+        for name in args.only.split(","):
+            try:
+                steps[name]()
+            except Exception as error:  # one step's failure must not hide the others'
+                report.line(show=name, ok=False, error=f"{type(error).__name__}: {error}"[:600])
+    finally:
+        node.close()
+    sys.exit(1 if report.failed else 0)
+
+
+if __name__ == "__main__":
+    main()
