@@ -75,7 +75,7 @@ pub fn program_of(tid: u32) -> io::Result<Vec<Vec<Instruction>>> {
         while let Some(program) = tracee.seccomp_program(programs.len())? {
             programs.push(program);
         }
-        tracee.detach()?;
+        tracee.detach(tracee.signal_on_its_way()?)?;
         Ok(programs)
     })
 }

@@ -70,8 +70,29 @@ impl Tracee {
         self.plain(libc::PTRACE_INTERRUPT, 0)
     }
 
-    pub(crate) fn detach(&self) -> io::Result<()> {
-        self.plain(libc::PTRACE_DETACH, 0)
+    /// Lets the stopped thread go on, with `signal` delivered to it (0: none).
+    pub(crate) fn detach(&self, signal: c_int) -> io::Result<()> {
+        self.plain(libc::PTRACE_DETACH, usize::try_from(signal).unwrap_or(0))
+    }
+
+    /// The signal that the thread stopped to take; 0 when it stopped for another reason.
+    pub(crate) fn signal_on_its_way(&self) -> io::Result<c_int> {
+        let mut found = MaybeUninit::<libc::siginfo_t>::zeroed();
+        // SAFETY: GETSIGINFO writes one siginfo_t to `data`: `found` has room for one.
+        let result = unsafe {
+            libc::ptrace(
+                libc::PTRACE_GETSIGINFO,
+                self.tid,
+                ptr::null_mut::<u8>(),
+                found.as_mut_ptr().cast::<u8>(),
+            )
+        };
+        check_long(result)?;
+        // SAFETY: assume_init needs a valid value: it was zeroed, and the kernel wrote integers over it.
+        let found = unsafe { found.assume_init() };
+        // A stop of ptrace's own: SIGTRAP, with SIGTRAP in the low bits of the code.
+        let own = found.si_signo == libc::SIGTRAP && found.si_code & 0x7f == libc::SIGTRAP;
+        Ok(if own { 0 } else { found.si_signo })
     }
 
     /// Lets the thread run to its next entry into or exit from a system call.
