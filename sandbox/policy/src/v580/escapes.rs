@@ -1,0 +1,50 @@
+//! Commands of the front end.
+
+use crate::row::Size::{Either, Exact, Multiple};
+use crate::row::{Escape, EscapeRule, On, client, own, own_or_none};
+
+/// One row a line, ascending.
+#[rustfmt::skip]
+pub(super) const ESCAPES: &[Escape] = &[
+    Escape { nr: 0x27, name: "NV_ESC_RM_ALLOC_MEMORY", size: Exact(56), on: On::Gpu, status: Some(40), handles: &[], rule: EscapeRule::AllocMemory },
+    Escape { nr: 0x28, name: "NV_ESC_RM_ALLOC_OBJECT", size: Exact(20), on: On::Control, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x29, name: "NV_ESC_RM_FREE", size: Exact(16), on: On::Control, status: Some(12), handles: &[], rule: EscapeRule::Free },
+    Escape { nr: 0x2a, name: "NV_ESC_RM_CONTROL", size: Exact(32), on: On::Control, status: Some(28), handles: &[], rule: EscapeRule::Control },
+    Escape { nr: 0x2b, name: "NV_ESC_RM_ALLOC", size: Either(48, 32), on: On::Any, status: None, handles: &[], rule: EscapeRule::Alloc },
+    Escape { nr: 0x32, name: "NV_ESC_RM_CONFIG_GET", size: Exact(0), on: On::Any, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x33, name: "NV_ESC_RM_CONFIG_SET", size: Exact(0), on: On::Any, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x34, name: "NV_ESC_RM_DUP_OBJECT", size: Exact(28), on: On::Control, status: Some(24), handles: &[], rule: EscapeRule::Dup },
+    Escape { nr: 0x35, name: "NV_ESC_RM_SHARE", size: Exact(24), on: On::Control, status: Some(20), handles: &[], rule: EscapeRule::Share },
+    Escape { nr: 0x37, name: "NV_ESC_RM_CONFIG_GET_EX", size: Exact(0), on: On::Any, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x38, name: "NV_ESC_RM_CONFIG_SET_EX", size: Exact(0), on: On::Any, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x39, name: "NV_ESC_RM_I2C_ACCESS", size: Exact(32), on: On::Gpu, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x41, name: "NV_ESC_RM_IDLE_CHANNELS", size: Exact(56), on: On::Control, status: Some(52), handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x4a, name: "NV_ESC_RM_VID_HEAP_CONTROL", size: Exact(184), on: On::Control, status: Some(20), handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x4d, name: "NV_ESC_RM_ACCESS_REGISTRY", size: Exact(72), on: On::Control, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x4e, name: "NV_ESC_RM_MAP_MEMORY", size: Exact(56), on: On::Control, status: Some(40), handles: &[], rule: EscapeRule::MapMemory },
+    Escape { nr: 0x4f, name: "NV_ESC_RM_UNMAP_MEMORY", size: Exact(32), on: On::Control, status: Some(24), handles: &[], rule: EscapeRule::UnmapMemory },
+    Escape { nr: 0x52, name: "NV_ESC_RM_GET_EVENT_DATA", size: Exact(16), on: On::Any, status: Some(12), handles: &[], rule: EscapeRule::EventData },
+    Escape { nr: 0x54, name: "NV_ESC_RM_ALLOC_CONTEXT_DMA2", size: Exact(56), on: On::Control, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x56, name: "NV_ESC_RM_ADD_VBLANK_CALLBACK", size: Exact(0), on: On::Any, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x57, name: "NV_ESC_RM_MAP_MEMORY_DMA", size: Exact(64), on: On::Control, status: Some(56), handles: &[client(0), own_or_none(4), own(8), own(12)], rule: EscapeRule::Forward },
+    Escape { nr: 0x58, name: "NV_ESC_RM_UNMAP_MEMORY_DMA", size: Exact(48), on: On::Control, status: Some(40), handles: &[client(0), own_or_none(4), own(8), own_or_none(12)], rule: EscapeRule::Forward },
+    Escape { nr: 0x59, name: "NV_ESC_RM_BIND_CONTEXT_DMA", size: Exact(16), on: On::Control, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x5c, name: "NV_ESC_RM_EXPORT_OBJECT_TO_FD", size: Exact(0), on: On::Any, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x5d, name: "NV_ESC_RM_IMPORT_OBJECT_FROM_FD", size: Exact(0), on: On::Any, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0x5e, name: "NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO", size: Exact(40), on: On::Control, status: Some(32), handles: &[client(0), own_or_none(4), own(8)], rule: EscapeRule::Forward },
+    Escape { nr: 0x5f, name: "NV_ESC_RM_LOCKLESS_DIAGNOSTIC", size: Exact(15412), on: On::Control, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0xc8, name: "NV_ESC_CARD_INFO", size: Multiple { unit: 72, most: 64 }, on: On::Control, status: None, handles: &[], rule: EscapeRule::CardInfo },
+    Escape { nr: 0xc9, name: "NV_ESC_REGISTER_FD", size: Exact(4), on: On::Any, status: None, handles: &[], rule: EscapeRule::RegisterFile },
+    Escape { nr: 0xce, name: "NV_ESC_ALLOC_OS_EVENT", size: Exact(16), on: On::Any, status: Some(12), handles: &[client(0), own_or_none(4)], rule: EscapeRule::Forward },
+    Escape { nr: 0xcf, name: "NV_ESC_FREE_OS_EVENT", size: Exact(16), on: On::Any, status: Some(12), handles: &[client(0), own_or_none(4)], rule: EscapeRule::Forward },
+    Escape { nr: 0xd1, name: "NV_ESC_STATUS_CODE", size: Exact(12), on: On::Control, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0xd2, name: "NV_ESC_CHECK_VERSION_STR", size: Exact(72), on: On::Control, status: None, handles: &[], rule: EscapeRule::Forward },
+    Escape { nr: 0xd3, name: "NV_ESC_IOCTL_XFER_CMD", size: Exact(16), on: On::Any, status: None, handles: &[], rule: EscapeRule::Transfer },
+    Escape { nr: 0xd4, name: "NV_ESC_ATTACH_GPUS_TO_FD", size: Multiple { unit: 4, most: 64 }, on: On::Control, status: None, handles: &[], rule: EscapeRule::AttachGpus },
+    Escape { nr: 0xd5, name: "NV_ESC_QUERY_DEVICE_INTR", size: Exact(8), on: On::Gpu, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0xd6, name: "NV_ESC_SYS_PARAMS", size: Exact(8), on: On::Control, status: None, handles: &[], rule: EscapeRule::Forward },
+    Escape { nr: 0xd7, name: "NV_ESC_NUMA_INFO", size: Exact(560), on: On::Gpu, status: None, handles: &[], rule: EscapeRule::Forward },
+    Escape { nr: 0xd8, name: "NV_ESC_SET_NUMA_STATUS", size: Exact(4), on: On::Gpu, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0xd9, name: "NV_ESC_EXPORT_TO_DMABUF_FD", size: Exact(2608), on: On::Gpu, status: None, handles: &[], rule: EscapeRule::Deny },
+    Escape { nr: 0xda, name: "NV_ESC_WAIT_OPEN_COMPLETE", size: Exact(8), on: On::Any, status: None, handles: &[], rule: EscapeRule::Forward },
+];
