@@ -27,7 +27,12 @@ use crate::{CreateContext, Node};
 
 mod admission;
 mod devices;
+mod leaf;
+mod listener;
 mod majors;
+mod maps;
+mod scheduler;
+mod slice;
 mod spec;
 
 /// Why a container is not created, or not kept.

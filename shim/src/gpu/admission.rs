@@ -135,9 +135,9 @@ pub(crate) fn judge_process(process: &Value, fence: Fence) -> Result<(), Refusal
 }
 
 fn judge_runtime(runtime: &Path) -> Result<(), Refusal> {
-    let name = file_name(&runtime.to_string_lossy());
-    if name.starts_with("nvidia-container-runtime") {
-        return Err(Refusal::ToolkitRuntime { runtime: runtime.display().to_string() });
+    let runtime = runtime.to_string_lossy();
+    if file_name(&runtime).starts_with("nvidia-container-runtime") {
+        return Err(Refusal::ToolkitRuntime { runtime: runtime.into_owned() });
     }
     Ok(())
 }
@@ -275,9 +275,6 @@ fn adds_gpu(path: &str, arguments: &[&str]) -> bool {
 fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
-
-#[cfg(test)]
-mod tests;
 
 #[cfg(test)]
 mod tests;
