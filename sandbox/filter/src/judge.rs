@@ -80,7 +80,7 @@ const NO_CALL: u32 = u32::MAX;
 /// Calls that must not get through, but for some values of one word.
 struct Promise {
     what: &'static str,
-    calls: Vec<Calls>,
+    calls: Calls,
     /// The word, and the values of it for which anything may happen.
     except: (usize, &'static [u32]),
 }
@@ -111,32 +111,29 @@ pub fn judge(programs: &[Vec<Instruction>], kind: Kind) -> Result<(), Hole> {
 
 fn promises(kind: Kind) -> Vec<Promise> {
     const NOTHING: (usize, &[u32]) = (NR, &[]);
-    let native = Calls::ALL.with(ARCH, Cube::word(NATIVE_ARCH)).into_iter();
-    let call = |nr: u32| native.clone().filter_map(move |calls| calls.with(NR, Cube::word(nr)));
+    let native = Calls::default().with(ARCH, vec![Cube::word(NATIVE_ARCH)]);
+    let call =
+        |numbers: &[u32]| native.clone().with(NR, numbers.iter().map(|number| Cube::word(*number)).collect());
     let mut foreign = Vec::new();
-    Cube::ALL.without(Cube::word(NATIVE_ARCH), |cube| {
-        foreign.extend(Calls::ALL.with(ARCH, cube));
-    });
-    let commands = trapped().into_iter();
-    let ioctls = commands.flat_map(|cube| call(IOCTL).filter_map(move |calls| calls.with(low_word(1), cube)));
+    Cube::ALL.without(Cube::word(NATIVE_ARCH), |cube| foreign.push(cube));
     let mut promises = vec![
         Promise {
             what: "an ioctl that the NVIDIA driver acts on",
-            calls: ioctls.collect(),
+            calls: call(&[IOCTL]).with(low_word(1), trapped()),
             except: (low_word(1), gpuslice_policy::harmless()),
         },
-        Promise { what: "a call of another architecture", calls: foreign, except: NOTHING },
         Promise {
-            what: "an x32 call",
-            calls: native.clone().filter_map(|calls| calls.with(NR, X32)).collect(),
-            except: (NR, &[NO_CALL]),
+            what: "a call of another architecture",
+            calls: Calls::default().with(ARCH, foreign),
+            except: NOTHING,
         },
-        Promise { what: "io_uring", calls: IO_URING.into_iter().flat_map(call).collect(), except: NOTHING },
+        Promise { what: "an x32 call", calls: native.clone().with(NR, vec![X32]), except: (NR, &[NO_CALL]) },
+        Promise { what: "io_uring", calls: call(&IO_URING), except: NOTHING },
     ];
     if kind == Kind::Notify {
-        let shared = call(MMAP).filter_map(|calls| calls.with(low_word(3), SHARED_FILE));
-        promises.push(Promise { what: "a shared file mapping", calls: shared.collect(), except: NOTHING });
-        let remap = call(REMAP_FILE_PAGES).collect();
+        let shared = call(&[MMAP]).with(low_word(3), vec![SHARED_FILE]);
+        promises.push(Promise { what: "a shared file mapping", calls: shared, except: NOTHING });
+        let remap = call(&[REMAP_FILE_PAGES]);
         promises.push(Promise { what: "remap_file_pages", calls: remap, except: NOTHING });
     }
     promises
@@ -146,13 +143,12 @@ fn keeps(program: &[Instruction], promise: &Promise) -> Result<(), Hole> {
     let (word, values) = promise.except;
     let points: Vec<Cube> = values.iter().map(|value| Cube::word(*value)).collect();
     let mut hole = None;
-    let result = follow(program, promise.calls.iter().copied(), |calls, action| {
+    let result = follow(program, promise.calls.clone(), |calls, action| {
         if hole.is_some() || !action.lets_through() {
             return;
         }
-        let rest = calls.word(word).without_all(&points);
-        let calls = rest.first().and_then(|cube| calls.with(word, *cube));
-        hole = calls.map(|calls| open(promise.what, action, &calls.example()));
+        let rest = calls.word(word).iter().find_map(|cube| cube.without_all(&points).first().copied());
+        hole = rest.map(|value| open(promise.what, action, &calls.example(word, value)));
     });
     match (result, hole) {
         (_, Some(hole)) => Err(hole),
