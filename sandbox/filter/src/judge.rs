@@ -32,19 +32,16 @@ pub enum Hole {
     NoFilter,
     /// Calls that must not get through do.
     #[error(
-        "the compiled seccomp filter lets {what} through ({action:?}): call {nr}, architecture {arch:#x}, arguments {args:x?}"
+        "the compiled seccomp filter lets {what} through ({action:?}): call {}, architecture {:#x}, arguments {:x?}, from {:#x}",
+        .call.nr, .call.arch, .call.args, .call.instruction_pointer
     )]
     Open {
         /// What the calls do.
         what: &'static str,
         /// What the filter does with them.
         action: Action,
-        /// Number of an example.
-        nr: u32,
-        /// Its architecture.
-        arch: u32,
-        /// Its arguments.
-        args: [u64; 6],
+        /// An example.
+        call: Call,
     },
     /// The program can't be judged.
     #[error("the compiled seccomp filter can't be judged for {what}: {reason}")]
@@ -60,9 +57,7 @@ impl Hole {
     /// The call that gets through.
     pub fn example(&self) -> Option<Call> {
         match self {
-            Hole::Open { nr, arch, args, .. } => {
-                Some(Call { nr: *nr, arch: *arch, instruction_pointer: 0, args: *args })
-            }
+            Hole::Open { call, .. } => Some(*call),
             Hole::NoFilter | Hole::Unclear { .. } => None,
         }
     }
@@ -148,17 +143,13 @@ fn keeps(program: &[Instruction], promise: &Promise) -> Result<(), Hole> {
             return;
         }
         let rest = calls.word(word).iter().find_map(|cube| cube.without_all(&points).first().copied());
-        hole = rest.map(|value| open(promise.what, action, &calls.example(word, value)));
+        hole = rest.map(|value| Hole::Open { what: promise.what, action, call: calls.example(word, value) });
     });
     match (result, hole) {
         (_, Some(hole)) => Err(hole),
         (Err(reason), None) => Err(unclear(promise.what, reason)),
         (Ok(()), None) => Ok(()),
     }
-}
-
-fn open(what: &'static str, action: Action, call: &Call) -> Hole {
-    Hole::Open { what, action, nr: call.nr, arch: call.arch, args: call.args }
 }
 
 fn unclear(what: &'static str, reason: Unclear) -> Hole {

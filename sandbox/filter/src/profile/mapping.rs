@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::ProfileError;
-use super::rule::{Condition, Effect, Piece, Rule, deny};
+use super::rule::{Condition, Effect, Piece, Rule, compare, deny};
 use crate::cube::Cube;
 
 const SYSCALL: &str = "mmap";
@@ -21,56 +21,99 @@ const OTHERS: [Cube; 4] =
 /// Our rules for mmap, from the profile's own.
 pub(super) fn rules(own: &[Rule], default: &Effect) -> Result<Vec<Value>, ProfileError> {
     let (allowing, denying): (Vec<&Rule>, Vec<&Rule>) = own.iter().partition(|rule| rule.effect.permits());
-    let mut pieces = Vec::new();
-    let mut early = Vec::new();
-    if default.permits() {
-        if let Some(rule) = denying.iter().find(|rule| rule.is_unconditional()) {
-            pieces.push(Piece { cube: Cube::ALL, others: Vec::new(), effect: rule.effect });
-            return Ok(print(pieces));
-        }
-        pieces.push(Piece { cube: SHARED_FILE, others: Vec::new(), effect: Effect::Notify });
-        for rule in denying {
-            match rule.on(FLAGS) {
-                Some(Condition::In(cube)) if rule.conditions.len() == 1 => deny(&mut pieces, *cube, rule.effect),
-                // Compares of earlier arguments are made first.
-                None if rule.conditions.iter().all(|(index, _)| *index < FLAGS) => {
-                    let others = rule.others(FLAGS);
-                    early.push(Piece { cube: Cube::ALL, others, effect: rule.effect });
-                }
-                _ => return Err(rule.refusal("a denial may compare the flags (argument 3) by SCMP_CMP_EQ or SCMP_CMP_MASKED_EQ alone, or arguments 0 to 2")),
+    let pieces =
+        if let Some(rule) = allowing.iter().find(|rule| rule.effect != *default && rule.is_unconditional()) {
+            if let (Some(denial), false) = (denying.first(), default.permits()) {
+                return Err(denial.refusal(BOTH));
             }
-        }
-    } else {
-        if let (Some(rule), false) = (denying.first(), allowing.is_empty()) {
-            return Err(rule.refusal(
-                "the profile denies by default and allows the call elsewhere; write what is allowed only",
-            ));
-        }
-        let all = allowing.iter().find(|rule| rule.is_unconditional()).copied();
-        for rule in all.map_or(allowing, |rule| vec![rule]) {
-            let within = match rule.on(FLAGS) {
-                None => Cube::ALL,
-                Some(Condition::In(cube)) => *cube,
-                Some(_) => {
-                    return Err(
-                        rule.refusal("the flags must be compared by SCMP_CMP_EQ or SCMP_CMP_MASKED_EQ")
-                    );
-                }
-            };
-            let others = OTHERS.iter().map(|cube| (*cube, rule.effect));
-            for (cube, effect) in others.chain([(SHARED_FILE, Effect::Notify)]) {
-                let Some(cube) = cube.intersect(within) else { continue };
-                let piece = Piece { cube, others: rule.others(FLAGS), effect };
-                if !pieces.contains(&piece) {
-                    pieces.push(piece);
+            let mut pieces = Vec::new();
+            allow(&mut pieces, rule, Cube::ALL);
+            deny_all(pieces, &denying)?
+        } else if default.permits() {
+            deny_all(vec![Piece { cube: SHARED_FILE, others: Vec::new(), effect: Effect::Notify }], &denying)?
+        } else {
+            if let (Some(rule), false) = (denying.first(), allowing.is_empty()) {
+                return Err(rule.refusal(BOTH));
+            }
+            let mut pieces = Vec::new();
+            for rule in allowing {
+                match rule.on(FLAGS) {
+                    None => allow(&mut pieces, rule, Cube::ALL),
+                    Some(Condition::In(cube)) => allow(&mut pieces, rule, *cube),
+                    Some(_) => {
+                        return Err(
+                            rule.refusal("the flags must be compared by SCMP_CMP_EQ or SCMP_CMP_MASKED_EQ")
+                        );
+                    }
                 }
             }
-        }
-    }
-    early.extend(pieces);
-    Ok(print(early))
+            pieces
+        };
+    Ok(pieces.into_iter().map(|piece| piece.print(SYSCALL, FLAGS)).collect())
 }
 
-fn print(pieces: Vec<Piece>) -> Vec<Value> {
-    pieces.into_iter().map(|piece| piece.print(SYSCALL, FLAGS)).collect()
+const BOTH: &str = "the profile denies by default and allows the call elsewhere; write what is allowed only";
+
+/// What `rule` allows of the mappings in `within`: shared file mappings trapped.
+fn allow(pieces: &mut Vec<Piece>, rule: &Rule, within: Cube) {
+    let others = OTHERS.iter().map(|cube| (*cube, rule.effect));
+    for (cube, effect) in others.chain([(SHARED_FILE, Effect::Notify)]) {
+        let Some(cube) = cube.intersect(within) else { continue };
+        let piece = Piece { cube, others: rule.others(FLAGS), effect };
+        if !pieces.contains(&piece) {
+            pieces.push(piece);
+        }
+    }
+}
+
+/// Adds what the profile denies. libseccomp compares the highest argument first, so a denial by the protection
+/// or the length would come after the trap: there the trap gets the opposite condition.
+fn deny_all(mut pieces: Vec<Piece>, denying: &[&Rule]) -> Result<Vec<Piece>, ProfileError> {
+    let mut early = Vec::new();
+    let mut late: Vec<Vec<(u64, Cube)>> = vec![Vec::new()];
+    for rule in denying {
+        let whole = Piece { cube: Cube::ALL, others: rule.others(FLAGS), effect: rule.effect };
+        match (rule.on(FLAGS), rule.conditions.as_slice()) {
+            (_, []) => return Ok(vec![whole]),
+            (Some(Condition::In(cube)), [_]) => deny(&mut pieces, *cube, rule.effect),
+            (None, conditions) if conditions.iter().any(|(index, _)| *index > FLAGS) => early.push(whole),
+            (None, [(index, Condition::In(cube))]) => {
+                late = late.iter().flat_map(|conditions| opposite(conditions, *index, *cube)).collect();
+                early.push(whole);
+            }
+            _ => return Err(rule.refusal(DENIAL)),
+        }
+        if late.len() > 100 {
+            return Err(rule
+                .refusal("too many denials by address, length and protection; use fewer and coarser ones"));
+        }
+    }
+    for piece in pieces {
+        for conditions in &late {
+            let others = conditions.iter().map(|(index, cube)| compare(*index, *cube));
+            early.push(Piece {
+                others: piece.others.iter().cloned().chain(others).collect(),
+                ..piece.clone()
+            });
+        }
+    }
+    Ok(early)
+}
+
+const DENIAL: &str = "a denial may compare one of the arguments 0 to 3 by SCMP_CMP_EQ or SCMP_CMP_MASKED_EQ, or others beside argument 4 or 5";
+
+/// `conditions` and the opposite of "argument `index` is in `cube`", one for each bit that may differ.
+fn opposite(conditions: &[(u64, Cube)], index: u64, cube: Cube) -> Vec<Vec<(u64, Cube)>> {
+    let bits = (0..64).map(|n| 1 << n).filter(|bit| cube.mask & bit != 0);
+    let flipped = bits.map(|bit| Cube::new(bit, !cube.value));
+    flipped
+        .filter_map(|flipped| {
+            let mut conditions = conditions.to_vec();
+            match conditions.iter_mut().find(|(other, _)| *other == index) {
+                Some((_, there)) => *there = there.intersect(flipped)?,
+                None => conditions.push((index, flipped)),
+            }
+            Some(conditions)
+        })
+        .collect()
 }

@@ -165,13 +165,16 @@ pub(super) struct Piece {
     pub(super) effect: Effect,
 }
 
+/// The condition "argument `index` is in `cube`".
+pub(super) fn compare(index: u64, cube: Cube) -> Value {
+    json!({ "index": index, "op": "SCMP_CMP_MASKED_EQ", "value": cube.mask, "valueTwo": cube.value })
+}
+
 impl Piece {
     pub(super) fn print(self, syscall: &'static str, index: u64) -> Value {
         let mut args = self.others;
         if self.cube != Cube::ALL {
-            args.push(json!({
-                "index": index, "op": "SCMP_CMP_MASKED_EQ", "value": self.cube.mask, "valueTwo": self.cube.value,
-            }));
+            args.push(compare(index, self.cube));
         }
         let mut rule = json!({ "names": [syscall], "action": self.effect.name() });
         if let Value::Object(fields) = &mut rule {

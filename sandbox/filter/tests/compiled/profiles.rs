@@ -85,3 +85,30 @@ pub(crate) fn profile(name: &str) -> Option<Value> {
         other => panic!("no profile named {other}"),
     })
 }
+
+/// What a profile says of an ioctl.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Allowed,
+    Denied,
+    /// Denied only for a command without high half, which the kernel doesn't look at: denying more is right too.
+    Either,
+}
+
+/// The profile's own words on `ioctl(file, command)`, apart from any code that merges.
+pub(crate) fn verdict(name: &str, command: u64, file: u64) -> Verdict {
+    let low = command & 0xffff_ffff;
+    let denied = |denied: bool| if denied { Verdict::Denied } else { Verdict::Allowed };
+    match name {
+        "none" | "allow" | "deny" | "deny, errno ENOTTY" | "log" => Verdict::Allowed,
+        "deny without ioctl" => Verdict::Denied,
+        "deny, some commands" => {
+            let one = [0x5413, 0xc020_462a, 5, 0x8933].contains(&command);
+            denied(!one && !(file == 1 && command & 0xff00 == 0x5400))
+        }
+        "deny, all commands but one" if low == 0x5412 && command != low => Verdict::Either,
+        "deny, all commands but one" => denied(command == 0x5412),
+        "allow, some denials" => denied([0x5412, 0x541c].contains(&command) || command & 0xff00 == 0x4600),
+        other => panic!("no profile named {other}"),
+    }
+}
