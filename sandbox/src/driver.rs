@@ -7,7 +7,7 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use gpuslice_sys::arg::Arg;
+use gpuslice_sys::Arg;
 
 /// A device node of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,7 +28,8 @@ pub enum Node {
 /// A file that the driver made for the tenant.
 #[derive(Debug)]
 pub struct Install {
-    /// Number in the tenant's table whose file it replaces; any free number otherwise.
+    /// Number whose file it replaces: a number from the parameters of the call (the sandbox's copy of a file that
+    /// the tenant named; it becomes the tenant's number). `None`: any free number.
     pub at: Option<u32>,
     /// The file.
     pub file: OwnedFd,
@@ -80,7 +81,7 @@ impl KernelDriver {
 
 impl Driver for KernelDriver {
     fn node_of(&self, file: BorrowedFd<'_>) -> io::Result<Option<Node>> {
-        let identity = gpuslice_sys::identify::identify(file)?;
+        let identity = gpuslice_sys::identify(file)?;
         if identity.mode & 0o170_000 != 0o020_000 {
             return Ok(None);
         }
@@ -94,7 +95,7 @@ impl Driver for KernelDriver {
     }
 
     fn ioctl(&self, file: BorrowedFd<'_>, _node: Node, cmd: u32, arg: &mut Arg) -> io::Result<Done> {
-        let value = gpuslice_sys::ioctl::ioctl(file, cmd, arg)?;
+        let value = gpuslice_sys::ioctl(file, cmd, arg)?;
         Ok(Done { value, install: Vec::new() })
     }
 }

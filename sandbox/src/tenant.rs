@@ -7,7 +7,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use gpuslice_sys::memory::SharedMapping;
+use gpuslice_sys::SharedMapping;
 use nix::errno::Errno;
 
 /// A range of tenant memory that the sandbox maps as well.
@@ -47,6 +47,11 @@ pub trait Caller {
     /// # Errors
     /// `EBADF` when there is none.
     fn file(&self, n: i32) -> Result<OwnedFd, Errno>;
+
+    /// Takes a copy made by [`file`](Self::file) that turned out not to be the driver's: closing it may block.
+    fn discard(&self, file: OwnedFd) {
+        drop(file);
+    }
 
     /// The process that the thread belongs to.
     fn tgid(&self) -> u32;

@@ -144,6 +144,20 @@ impl Branch {
             .unwrap_or("unknown")
     }
 
+    /// Every ioctl number that the sandbox may issue to the driver, for any branch: what its own seccomp
+    /// program allows. Front-end commands in the form that [`Escape::command`](crate::row::Escape::command)
+    /// gives, UVM commands as they are.
+    pub fn every_command() -> Vec<u32> {
+        let mut all: Vec<u32> = Vec::new();
+        for branch in BRANCHES {
+            all.extend(branch.escapes.iter().flat_map(|row| row.sizes().map(|size| row.command(size))));
+            all.extend(branch.uvm.iter().map(|row| row.cmd));
+        }
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
     /// Every front-end row.
     pub fn escapes(&self) -> &'static [Escape] {
         self.escapes

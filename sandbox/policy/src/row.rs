@@ -204,6 +204,27 @@ pub struct Escape {
     pub rule: EscapeRule,
 }
 
+impl Escape {
+    /// The ioctl number of this command with parameters of `size` bytes, as the driver's headers form it.
+    pub const fn command(&self, size: u32) -> u32 {
+        (3 << 30) | (size << 16) | ((b'F' as u32) << 8) | self.nr as u32
+    }
+
+    /// Every size accepted.
+    pub fn sizes(&self) -> impl Iterator<Item = u32> {
+        let (unit, list) = match self.size {
+            Size::Exact(only) => (0, [Some(only), None]),
+            Size::Either(one, other) => (0, [Some(one), Some(other)]),
+            Size::Multiple { unit, .. } => (unit, [None, None]),
+        };
+        let most = match self.size {
+            Size::Multiple { most, .. } => most,
+            Size::Exact(_) | Size::Either(..) => 0,
+        };
+        list.into_iter().flatten().chain((1..=most).map(move |count| count * unit))
+    }
+}
+
 /// What is done with a front-end command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EscapeRule {

@@ -5,7 +5,9 @@
 
 use std::ffi::CStr;
 use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::{c_int, c_ulong, rlim_t};
 
@@ -20,6 +22,24 @@ pub fn close_from(first: u32) -> io::Result<()> {
     // steps, before anything in it owns a file of these numbers.
     let result = unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, 0) };
     check_long(result).map(|_| ())
+}
+
+/// Takes ownership of a file that this process was started with. Each number once.
+///
+/// # Errors
+/// EBADF when there is no such file, EBUSY when it was taken before or is above 63.
+pub fn inherited_file(number: u32) -> io::Result<OwnedFd> {
+    static TAKEN: AtomicU64 = AtomicU64::new(0);
+    let bit = 1u64.checked_shl(number).ok_or_else(|| error(libc::EBUSY))?;
+    if TAKEN.fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+        return Err(error(libc::EBUSY));
+    }
+    let number = RawFd::try_from(number).map_err(|_| error(libc::EBADF))?;
+    // SAFETY: fcntl with F_GETFD touches no memory.
+    check(unsafe { libc::fcntl(number, libc::F_GETFD) })?;
+    // SAFETY: from_raw_fd needs an open file that nobody else owns: it is open, and no number is taken twice.
+    // A program calls this before it opens files of its own, as the module says.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
 /// New mount, network, IPC, UTS and cgroup namespaces, with an empty read-only root directory.

@@ -1,0 +1,185 @@
+//! A thread's calls, so that a signal never makes the driver act twice.
+//!
+//! A signal that reaches a thread while its call is served cancels the notification, and the kernel makes the
+//! call again when the signal is handled, though the driver has acted. So: while a thread's call is being
+//! performed, a later one of the same thread waits; a result that found nobody is kept for a second; a call
+//! of the same thread with the same registers and the same bytes of parameters gets it, once, instead of the
+//! driver. The bytes may also be as the result left them, since it may have been written before the reply
+//! found nobody. Kept with the thread's cache entry, and so gone when the thread ends or executes a program.
+
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use gpuslice_sys::TenantMemory;
+
+use crate::dispatch::Outcome;
+use crate::gate::locked;
+
+/// How long a result is kept.
+const LIFETIME: Duration = Duration::from_secs(1);
+/// How often a waiting call looks whether it was cancelled itself.
+const LOOK: Duration = Duration::from_millis(2);
+/// Most results kept for one thread: a signal handler's own calls may be among them.
+const MOST: usize = 4;
+
+/// The registers of a call: file, command, argument.
+pub(crate) type Registers = [u64; 3];
+
+/// What a call did to tenant memory: read at its argument, to be written when it is answered.
+#[derive(Debug, Default)]
+pub(crate) struct Trace {
+    /// The first bytes read at the call's argument.
+    pub(crate) parameters: Vec<u8>,
+    /// Everything to be written, one after the other.
+    bytes: Vec<u8>,
+    /// Address and length of each part of `bytes`.
+    parts: Vec<(u64, usize)>,
+}
+
+impl Trace {
+    /// Empties it and keeps its buffers, unless they have grown large.
+    pub(crate) fn clear(&mut self) {
+        const LARGE: usize = 64 * 1024;
+        for buffer in [&mut self.parameters, &mut self.bytes] {
+            buffer.clear();
+            buffer.shrink_to(LARGE);
+        }
+        self.parts.clear();
+    }
+
+    /// Nothing is to be written.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parts.is_empty()
+    }
+
+    /// Adds a write.
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.parts.push((address, bytes.len()));
+    }
+
+    /// Performs the writes.
+    ///
+    /// # Errors
+    /// That of the first write that fails; later ones are not tried.
+    pub(crate) fn flush(&self, memory: &TenantMemory) -> std::io::Result<()> {
+        self.each(|address, bytes| memory.write_at(address, bytes))
+    }
+
+    fn each<E>(&self, mut act: impl FnMut(u64, &[u8]) -> Result<(), E>) -> Result<(), E> {
+        let mut at = 0;
+        for (address, length) in &self.parts {
+            act(*address, self.bytes.get(at..at + length).unwrap_or_default())?;
+            at += length;
+        }
+        Ok(())
+    }
+
+    /// The parameters as the writes leave them.
+    fn parameters_after(&self, argument: u64) -> Vec<u8> {
+        let mut after = self.parameters.clone();
+        let result: Result<(), ()> = self.each(|address, bytes| {
+            if let Some(offset) =
+                address.checked_sub(argument).and_then(|offset| usize::try_from(offset).ok())
+            {
+                for (to, from) in after.iter_mut().skip(offset).zip(bytes) {
+                    *to = *from;
+                }
+            }
+            Ok(())
+        });
+        debug_assert!(result.is_ok());
+        after
+    }
+}
+
+/// A finished call.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) outcome: Outcome,
+    pub(crate) trace: Trace,
+}
+
+#[derive(Debug)]
+struct Kept {
+    registers: Registers,
+    finished: Finished,
+    at: Instant,
+}
+
+/// One thread's calls.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    state: Mutex<State>,
+    free: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    busy: bool,
+    kept: Vec<Kept>,
+}
+
+/// How a call begins.
+pub(crate) enum Begin {
+    /// Perform it.
+    Perform,
+    /// It was performed: answer this.
+    Repeat(Finished),
+    /// It was cancelled while it waited for the thread's earlier one.
+    Cancelled,
+}
+
+impl Calls {
+    /// Begins a call; ended by [`Calls::end`] unless it was cancelled.
+    pub(crate) fn begin(
+        &self,
+        registers: Registers,
+        memory: &TenantMemory,
+        still_waiting: impl Fn() -> bool,
+    ) -> Begin {
+        let mut state = locked(&self.state);
+        while state.busy {
+            let (next, timeout) = self.free.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
+            state = next;
+            if timeout.timed_out() && !still_waiting() {
+                return Begin::Cancelled;
+            }
+        }
+        state.busy = true;
+        if state.kept.is_empty() {
+            return Begin::Perform;
+        }
+        state.kept.retain(|kept| kept.at.elapsed() < LIFETIME);
+        let Some(index) = state.kept.iter().position(|kept| kept.registers == registers) else {
+            return Begin::Perform;
+        };
+        let kept = state.kept.remove(index);
+        drop(state);
+        // Without the lock: the read may block. Nobody else touches this thread's calls: it is busy.
+        let [_, _, argument] = registers;
+        let trace = &kept.finished.trace;
+        let mut now = vec![0; trace.parameters.len()];
+        let read = memory.read_at(argument, &mut now).is_ok();
+        if read && (now == trace.parameters || now == trace.parameters_after(argument)) {
+            return Begin::Repeat(kept.finished);
+        }
+        locked(&self.state).kept.push(kept);
+        Begin::Perform
+    }
+
+    /// Ends a call that was begun. `unanswered`: its result found nobody and is kept.
+    pub(crate) fn end(&self, registers: Registers, unanswered: Option<Finished>) {
+        let mut state = locked(&self.state);
+        state.busy = false;
+        if let Some(finished) = unanswered {
+            state.kept.retain(|kept| kept.at.elapsed() < LIFETIME && kept.registers != registers);
+            if state.kept.len() >= MOST {
+                state.kept.remove(0);
+            }
+            state.kept.push(Kept { registers, finished, at: Instant::now() });
+        }
+        drop(state);
+        self.free.notify_one();
+    }
+}

@@ -1,0 +1,268 @@
+//! Tenant memory that the driver is to pin: shared with the sandbox, which registers its own mapping of it.
+//!
+//! Owns: the state of one move for each process. Trusts: the shim's answers. A range that is a shared file
+//! mapping already is mapped through the file that the shim passes. A private one is moved first: the shim
+//! interrupts every thread of the process, answers `Stopping`, moves the range onto a memory file of ours, and
+//! answers once more before the threads go on.
+//!
+//! | state | a call of the process that needs a move |
+//! | --- | --- |
+//! | idle | asks for it |
+//! | asked | waits: its thread may not be interrupted yet, so a restart would reach the program as a number |
+//! | stopping | is answered with a restart: every thread of the process is interrupted |
+//!
+//! The call comes again when the threads go on, and finds its range shared. That the shim's last answer is
+//! known by then is certain: it was sent before the threads went on, and the call asks the shim again on the
+//! same socket before it looks at the state. Failure: the error number of the move's failed step, once.
+
+use std::os::fd::AsFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use gpuslice_proto::{MemoryRange, PrivilegedRequest, PrivilegedResult};
+use gpuslice_sys::{Listener, SharedMapping, memory};
+use nix::errno::Errno;
+
+use crate::closer::Closer;
+use crate::confine::LARGEST_FILE;
+use crate::gate::locked;
+use crate::link::{LinkError, Shim};
+use crate::log;
+use crate::tenant::{PinError, Pinned};
+use crate::threads::Process;
+
+const PAGE: u64 = 4096;
+/// Longest wait for the shim's answer and for a move to begin.
+const WAIT: Duration = Duration::from_secs(10);
+/// Most bytes shared with the container at a time.
+const MOST_BYTES: u64 = LARGEST_FILE;
+
+/// What is going on in one process.
+#[derive(Debug, Default)]
+pub(crate) struct Pins {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    moving: Moving,
+    failed: Option<(MemoryRange, Errno)>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Moving {
+    #[default]
+    Idle,
+    Asked(MemoryRange),
+    Stopping(MemoryRange),
+}
+
+/// Moves that the shim has been asked for, and every mapping made.
+#[derive(Debug, Default)]
+pub(crate) struct Moves {
+    asked: Mutex<Vec<(u32, Weak<Process>)>>,
+    mappings: Mutex<Vec<Weak<SharedMapping>>>,
+}
+
+/// The call that needs a range.
+pub(crate) struct PinCall<'a> {
+    pub(crate) shim: &'a Shim,
+    pub(crate) moves: &'a Moves,
+    pub(crate) closer: &'a Closer,
+    pub(crate) listener: &'a Listener,
+    pub(crate) id: u64,
+    pub(crate) tid: u32,
+    pub(crate) process: &'a Arc<Process>,
+}
+
+fn errno(failed: &std::io::Error) -> Errno {
+    failed.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
+}
+
+fn late(failed: &LinkError) -> Errno {
+    log::line(format_args!("pinned memory: asking the shim failed: {failed}"));
+    Errno::EIO
+}
+
+/// The pages that hold a range, and the offset of its first byte in them.
+fn pages(address: u64, length: u64) -> Option<(MemoryRange, u64)> {
+    let start = address / PAGE * PAGE;
+    let end = address.checked_add(length)?.checked_next_multiple_of(PAGE)?;
+    (length > 0).then_some((MemoryRange { start, length: end - start }, address - start))
+}
+
+impl PinCall<'_> {
+    /// Shares the range, or begins to.
+    pub(crate) fn pin(&self, address: u64, length: u64) -> Result<Pinned, PinError> {
+        let (range, offset) = pages(address, length).ok_or(PinError::Errno(Errno::EINVAL))?;
+        for _ in 0..3 {
+            if let Some(mapping) = self.shared(range).map_err(PinError::Errno)? {
+                return Ok(Pinned { address: mapping.address() + offset, keep: mapping });
+            }
+            match self.process.pins.claim(range)? {
+                Claim::Mine => return Err(self.begin_move(range)),
+                Claim::Changed => {}
+            }
+        }
+        Err(PinError::Errno(Errno::EAGAIN))
+    }
+
+    /// Maps the range if it is shared; `None` if it is private.
+    fn shared(&self, range: MemoryRange) -> Result<Option<Arc<SharedMapping>>, Errno> {
+        let ask = PrivilegedRequest::SharedRange { tid: self.tid, range };
+        let request = self.shim.ask(ask, &[]).map_err(|failed| late(&failed))?;
+        match request.answer(WAIT).map_err(|failed| late(&failed))? {
+            (PrivilegedResult::Private, _) => Ok(None),
+            (PrivilegedResult::Shared { offset }, files) => {
+                let file = files.into_iter().next().ok_or(Errno::EIO)?;
+                let mapping = self.map(&file, offset, range);
+                self.closer.close(file);
+                mapping.map(Some)
+            }
+            (PrivilegedResult::Failed { errno, .. }, _) => Err(Errno::from_raw(errno)),
+            (other, _) => {
+                log::line(format_args!("pinned memory: the shim answered {other:?}"));
+                Err(Errno::EIO)
+            }
+        }
+    }
+
+    fn map(&self, file: &impl AsFd, offset: u64, range: MemoryRange) -> Result<Arc<SharedMapping>, Errno> {
+        let length = usize::try_from(range.length).map_err(|_| Errno::ENOMEM)?;
+        let mut mappings = locked(&self.moves.mappings);
+        mappings.retain(|mapping| mapping.strong_count() > 0);
+        let used: u64 =
+            mappings.iter().filter_map(Weak::upgrade).map(|mapping| mapping.length() as u64).sum();
+        if used.saturating_add(range.length) > MOST_BYTES {
+            return Err(Errno::ENOMEM);
+        }
+        let mapping = SharedMapping::new(file.as_fd(), offset, length, true)
+            .or_else(|_| SharedMapping::new(file.as_fd(), offset, length, false))
+            .map_err(|failed| errno(&failed))?;
+        let mapping = Arc::new(mapping);
+        mappings.push(Arc::downgrade(&mapping));
+        Ok(mapping)
+    }
+
+    /// Asks for the move and waits until it has begun. The claim is given back if it doesn't.
+    fn begin_move(&self, range: MemoryRange) -> PinError {
+        match self.ask_move(range) {
+            Ok(()) => PinError::Restart,
+            Err(errno) => {
+                self.process.pins.set(Moving::Idle, None);
+                PinError::Errno(errno)
+            }
+        }
+    }
+
+    fn ask_move(&self, range: MemoryRange) -> Result<(), Errno> {
+        let file = memory::memfd("gpuslice-pinned", range.length).map_err(|failed| errno(&failed))?;
+        let number =
+            self.listener.add_file(self.id, file.as_fd(), None, false).map_err(|failed| errno(&failed))?;
+        let ask = PrivilegedRequest::MoveRange { tid: self.tid, range, tenant_file: number };
+        // The answers may come before `ask` returns: hold the list so that `deliver` finds the process.
+        let mut asked = locked(&self.moves.asked);
+        let request = self.shim.ask(ask, &[file.as_fd()]).map_err(|failed| late(&failed))?;
+        asked.push((request.number(), Arc::downgrade(self.process)));
+        drop(asked);
+        self.process.pins.await_beginning()
+    }
+}
+
+/// What came of asking to move.
+enum Claim {
+    /// The caller moves the range.
+    Mine,
+    /// A move ended meanwhile: look again.
+    Changed,
+}
+
+impl Pins {
+    fn claim(&self, range: MemoryRange) -> Result<Claim, PinError> {
+        let deadline = Instant::now() + WAIT;
+        let mut state = locked(&self.state);
+        if let Some((_, errno)) = state.failed.take_if(|(failed, _)| *failed == range) {
+            return Err(PinError::Errno(errno));
+        }
+        match state.moving {
+            Moving::Idle => {
+                state.moving = Moving::Asked(range);
+                return Ok(Claim::Mine);
+            }
+            Moving::Stopping(_) => return Err(PinError::Restart),
+            Moving::Asked(_) => {}
+        }
+        while let Moving::Asked(_) = state.moving {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(PinError::Errno(Errno::EAGAIN));
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        if matches!(state.moving, Moving::Stopping(_)) { Err(PinError::Restart) } else { Ok(Claim::Changed) }
+    }
+
+    /// Waits until the threads have been interrupted.
+    fn await_beginning(&self) -> Result<(), Errno> {
+        let deadline = Instant::now() + WAIT;
+        let mut state = locked(&self.state);
+        loop {
+            match state.moving {
+                Moving::Stopping(_) => return Ok(()),
+                Moving::Idle => return Err(state.failed.take().map_or(Errno::EAGAIN, |(_, errno)| errno)),
+                Moving::Asked(_) => {}
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(Errno::EIO);
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn set(&self, moving: Moving, failed: Option<(MemoryRange, Errno)>) {
+        let mut state = locked(&self.state);
+        state.moving = moving;
+        if failed.is_some() {
+            state.failed = failed;
+        }
+        self.changed.notify_all();
+    }
+
+    fn range(&self) -> Option<MemoryRange> {
+        match locked(&self.state).moving {
+            Moving::Idle => None,
+            Moving::Asked(range) | Moving::Stopping(range) => Some(range),
+        }
+    }
+}
+
+impl Moves {
+    /// Takes an answer that belongs to a move; false if it doesn't.
+    pub(crate) fn deliver(&self, request: u32, result: &PrivilegedResult) -> bool {
+        let mut asked = locked(&self.asked);
+        let Some(index) = asked.iter().position(|(number, _)| *number == request) else { return false };
+        let process = asked.get(index).and_then(|(_, process)| process.upgrade());
+        let begun = matches!(result, PrivilegedResult::Stopping);
+        if !begun {
+            asked.swap_remove(index);
+        }
+        drop(asked);
+        let Some(process) = process else { return true };
+        let Some(range) = process.pins.range() else { return true };
+        match result {
+            PrivilegedResult::Stopping => process.pins.set(Moving::Stopping(range), None),
+            PrivilegedResult::Moved => process.pins.set(Moving::Idle, None),
+            PrivilegedResult::Failed { errno, detail } => {
+                log::line(format_args!("moving {} bytes of pinned memory failed: {detail}", range.length));
+                process.pins.set(Moving::Idle, Some((range, Errno::from_raw(*errno))));
+            }
+            other => {
+                log::line(format_args!("pinned memory: the shim answered {other:?}"));
+                process.pins.set(Moving::Idle, Some((range, Errno::EIO)));
+            }
+        }
+        true
+    }
+}
