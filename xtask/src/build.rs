@@ -58,6 +58,13 @@ pub(crate) fn programs(profile: Profile) -> Result<PathBuf> {
     std::fs::canonicalize(&folder).with_context(|| format!("find {}", folder.display()))
 }
 
+/// Builds the harness program only.
+pub(crate) fn harness_alone() -> Result<PathBuf> {
+    let mut command = cargo();
+    succeed(command.args(["build", "--quiet", "--package", "gpuslice-harness"]), "build the harness")?;
+    Ok(target().join("debug"))
+}
+
 /// The harness program in a folder of programs.
 pub(crate) fn harness(programs: &Path) -> PathBuf {
     programs.join("gpuslice-harness")

@@ -22,6 +22,9 @@ pub(crate) struct Options {
     /// Only this containerd: a version, or the start of one.
     #[arg(long)]
     daemon: Option<String>,
+    /// Run the containers under containerd's own shim, to prove the tests: for `--only lifecycle`.
+    #[arg(long)]
+    stock: bool,
 }
 
 /// Runs the tests and prints the closing line; true if all passed.
@@ -49,25 +52,30 @@ pub(crate) fn collect(options: &Options, tally: &mut Tally) -> Result<()> {
         return Ok(());
     }
     let daemons = setup::all()?;
-    let programs = build::programs(Profile::Test)?;
+    let programs = if options.stock { build::harness_alone()? } else { build::programs(Profile::Test)? };
     interrupt.check()?;
     let wanted =
         |daemon: &&Daemon| options.daemon.as_deref().is_none_or(|asked| daemon.version.starts_with(asked));
     for daemon in daemons.iter().filter(wanted) {
         say(&format!("end-to-end tests on containerd {}", daemon.version));
-        end_to_end(daemon, &programs, only.filter(|only| *only != "e2e"), tally)?;
+        end_to_end(daemon, &programs, options, tally)?;
         interrupt.check()?;
     }
     Ok(())
 }
 
-fn end_to_end(daemon: &Daemon, programs: &Path, filter: Option<&str>, tally: &mut Tally) -> Result<()> {
+fn end_to_end(daemon: &Daemon, programs: &Path, options: &Options, tally: &mut Tally) -> Result<()> {
+    let filter = options.only.as_deref().filter(|only| *only != "e2e");
     let scratch = Scratch::new(&build::harness(programs))?;
     let mut command = cargo();
-    command.args(["test", "--quiet", "--package", END_TO_END, "--no-fail-fast", "--"]);
+    command.args(["test", "--package", END_TO_END, "--no-fail-fast", "--"]);
     // Plain `cargo test` skips them: they need root and the programs built beforehand.
     command.args(["--ignored", "--test-threads", "2"]).args(filter);
     command.env("GPUSLICE_PROGRAMS", programs).env("GPUSLICE_SCRATCH", scratch.path());
+    command.env("RUST_BACKTRACE", "0");
+    if options.stock {
+        command.env("GPUSLICE_STOCK", "1");
+    }
     if let Some(folder) = &daemon.folder {
         command.env("GPUSLICE_DAEMON", folder);
     }

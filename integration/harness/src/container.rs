@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::node::Node;
+use crate::run;
 use crate::spec::{self, Device, Parts};
 use crate::wait::{SOON, until, until_true};
 
@@ -64,7 +65,7 @@ impl<'n> Container<'n> {
         Container {
             node,
             id: id.to_owned(),
-            runtime: Runtime::Gpuslice,
+            runtime: if node.programs.stock { Runtime::Runc } else { Runtime::Gpuslice },
             args: vec!["/bin/true".to_owned()],
             env: vec!["PATH=/bin".to_owned(), "TERM=xterm".to_owned()],
             annotations: Vec::new(),
@@ -234,6 +235,32 @@ impl<'n> Container<'n> {
         Ok(running)
     }
 
+    /// `ctr run` attached to it, not yet started; it removes the container at its end.
+    ///
+    /// # Errors
+    /// When the spec can't be written.
+    pub fn attached(&self) -> Result<Command> {
+        self.command(&["--rm"])
+    }
+
+    /// Runs it to its end with `ctr` on a terminal of its own; what the terminal showed.
+    ///
+    /// # Errors
+    /// When it can't be started or doesn't end in time.
+    pub fn on_terminal(&self) -> Result<String> {
+        // `script` gives ctr the terminal that it insists on.
+        let ctr = self.attached()?;
+        let mut line = shell_word(ctr.get_program());
+        for arg in ctr.get_args() {
+            line.push(' ');
+            line.push_str(&shell_word(arg));
+        }
+        let mut command = Command::new(crate::programs::system("script")?);
+        command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+        let output = run::output(&mut command)?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
     /// Starts it without waiting.
     ///
     /// # Errors
@@ -345,7 +372,7 @@ impl Running<'_> {
     /// # Errors
     /// When `ctr` can't be started.
     pub fn exec(&self, args: &[&str]) -> Result<Ended> {
-        let output = self.exec_command(args).output().context("start ctr tasks exec")?;
+        let output = run::output(&mut self.exec_command(args))?;
         Ok(Ended::from(&output))
     }
 
@@ -480,4 +507,8 @@ impl Ended {
         }
         Ok(())
     }
+}
+
+fn shell_word(word: &std::ffi::OsStr) -> String {
+    format!("'{}'", word.to_string_lossy().replace('\'', "'\\''"))
 }

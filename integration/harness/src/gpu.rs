@@ -1,11 +1,14 @@
 //! The GPUs of a node: emulated ones, or the machine's own.
 
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
 
-use crate::node::{Node, spawn_logged};
+use crate::node::spawn_logged;
 use crate::programs::Programs;
 use crate::spec::Device;
 use crate::wait::{SOON, until_true};
@@ -13,7 +16,10 @@ use crate::wait::{SOON, until_true};
 /// Major number of NVIDIA's control and GPU nodes.
 const NVIDIA: u32 = 195;
 /// Major number under which the emulated UVM node is granted.
-const EMULATED_UVM: u32 = 511;
+const EMULATED_UVM: u32 = 510;
+
+/// The emulated cards: four times any quota under test.
+const CARD: &str = "h200:65536";
 
 /// The GPUs of a node.
 #[derive(Debug)]
@@ -29,12 +35,17 @@ impl Gpus {
         let root = directory.join("gpu");
         std::fs::create_dir_all(&root).context("make the emulator's directory")?;
         let mut command = Command::new(programs.part("gpuslice-emulator")?);
-        command.arg("--root").arg(&root).arg("--gpus").arg(count.to_string());
+        command.arg("serve").arg("--root").arg(&root);
+        for _ in 0..count {
+            command.args(["--gpu", CARD]);
+        }
         command.env("GPUSLICE_TEST_NODE", directory);
         let child = spawn_logged(&mut command, directory, "emulator")?;
         let gpus = Gpus { emulator: Some(child), root, count };
-        let socket = gpus.root.join("emulator.sock");
-        until_true("the emulator listens", SOON, || socket.exists())?;
+        let log = directory.join("log/emulator");
+        until_true("the emulator is ready", SOON, || {
+            std::fs::read_to_string(&log).is_ok_and(|text| text.contains("\"ready\":true"))
+        })?;
         Ok(gpus)
     }
 
@@ -55,6 +66,84 @@ impl Gpus {
     /// Process id of the emulator.
     pub fn pid(&self) -> Option<u32> {
         self.emulator.as_ref().map(Child::id)
+    }
+
+    /// Asks the emulated driver something: `{"do": "usage"}` and the like.
+    ///
+    /// # Errors
+    /// When it doesn't answer, or says no.
+    pub fn ask(&self, request: &Value) -> Result<Value> {
+        let socket = self.root.join("control.sock");
+        let mut stream = UnixStream::connect(&socket)
+            .with_context(|| format!("reach the emulator at {}", socket.display()))?;
+        stream.set_read_timeout(Some(SOON)).context("set a deadline")?;
+        writeln!(stream, "{request}").context("ask the emulator")?;
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).context("read the emulator's answer")?;
+        let answer: Value = serde_json::from_str(&line).context("read the emulator's answer")?;
+        if answer.get("ok") != Some(&Value::Bool(true)) {
+            bail!("the emulator refused {request}: {answer}");
+        }
+        Ok(answer)
+    }
+
+    /// Number of the last call that reached the driver.
+    ///
+    /// # Errors
+    /// When the emulator doesn't answer.
+    pub fn calls(&self) -> Result<u64> {
+        self.ask(&json!({"do": "usage"}))?.get("calls").and_then(Value::as_u64).context("no number of calls")
+    }
+
+    /// Calls that reached the driver after number `after`.
+    ///
+    /// # Errors
+    /// When the emulator doesn't answer.
+    pub fn journal(&self, after: u64) -> Result<Vec<Value>> {
+        let answer = self.ask(&json!({"do": "journal", "after": after}))?;
+        answer.get("calls").and_then(Value::as_array).cloned().context("no journal")
+    }
+
+    /// Bytes in use on the card with this minor number.
+    ///
+    /// # Errors
+    /// When the emulator doesn't answer or has no such card.
+    pub fn used(&self, minor: u32) -> Result<u64> {
+        let usage = self.ask(&json!({"do": "usage"}))?;
+        let gpus = usage.get("gpus").and_then(Value::as_array).context("no GPUs")?;
+        gpus.iter()
+            .find(|gpu| gpu.get("minor").and_then(Value::as_u64) == Some(minor.into()))
+            .and_then(|gpu| gpu.get("used")?.as_u64())
+            .with_context(|| format!("no card {minor}"))
+    }
+
+    /// UUID of the card with this minor number.
+    ///
+    /// # Errors
+    /// When the emulator doesn't answer or has no such card.
+    pub fn uuid(&self, minor: u32) -> Result<String> {
+        let usage = self.ask(&json!({"do": "usage"}))?;
+        let gpus = usage.get("gpus").and_then(Value::as_array).context("no GPUs")?;
+        let found = gpus.iter().find(|gpu| gpu.get("minor").and_then(Value::as_u64) == Some(minor.into()));
+        let uuid =
+            found.and_then(|gpu| gpu.get("uuid")?.as_str()).with_context(|| format!("no card {minor}"))?;
+        Ok(uuid.to_owned())
+    }
+
+    /// Plants a fault; see the emulator's faults.
+    ///
+    /// # Errors
+    /// When the emulator refuses.
+    pub fn fault(&self, matches: &Value, effect: &Value) -> Result<()> {
+        self.ask(&json!({"do": "fault", "match": matches, "effect": effect})).map(drop)
+    }
+
+    /// Takes all faults away.
+    ///
+    /// # Errors
+    /// When the emulator refuses.
+    pub fn release(&self) -> Result<()> {
+        self.ask(&json!({"do": "release"})).map(drop)
     }
 
     /// Tells a part where the emulated GPUs are.
@@ -91,10 +180,11 @@ impl Gpus {
 
 impl Drop for Gpus {
     fn drop(&mut self) {
-        if let Some(mut child) = self.emulator.take()
-            && child.kill().and_then(|()| child.wait()).is_err()
-        {
-            eprintln!("harness: the emulator does not end");
+        let Some(mut child) = self.emulator.take() else { return };
+        let ended = crate::process::signal(child.id(), nix::sys::signal::Signal::SIGTERM)
+            .and_then(|()| crate::run::status_within(&mut child, "the emulator", SOON));
+        if let Err(error) = ended {
+            eprintln!("harness: {error:#}");
         }
     }
 }
@@ -107,9 +197,4 @@ fn uvm_major() -> Result<u32> {
         .find(|(_, name)| *name == "nvidia-uvm")
         .and_then(|(major, _)| major.parse().ok())
         .context("the kernel knows no nvidia-uvm")
-}
-
-/// The lines that every private node's configuration starts with.
-pub(crate) fn base_config(node: &Node) -> String {
-    format!("run_dir = \"{}\"\n", node.run_dir().display())
 }

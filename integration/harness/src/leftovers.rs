@@ -33,6 +33,9 @@ fn list(node: &Node) -> Vec<String> {
         }
     }
     for point in sweep::mounts(&node.directory) {
+        if node.gpus.as_ref().is_some_and(|gpus| point == gpus.root().join("dev")) {
+            continue;
+        }
         found.push(format!("mount {}", point.display()));
     }
     for group in sweep::control_groups(&node.namespace) {

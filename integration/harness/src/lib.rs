@@ -7,6 +7,7 @@ mod leftovers;
 mod node;
 pub mod process;
 mod programs;
+pub mod run;
 mod spec;
 pub mod sweep;
 pub mod wait;

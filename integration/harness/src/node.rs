@@ -18,6 +18,7 @@ use crate::gpu::Gpus;
 use crate::leftovers;
 use crate::process;
 use crate::programs::{Programs, system};
+use crate::run;
 use crate::sweep;
 use crate::wait::{SOON, until_true};
 
@@ -32,7 +33,7 @@ pub struct Options {
     pub scheduler: bool,
     /// Use the machine's own GPUs and the programs as shipped.
     pub real: bool,
-    /// Lines put in front of the node's gpuslice configuration.
+    /// Further tables of the node's gpuslice configuration.
     pub config: String,
 }
 
@@ -132,6 +133,9 @@ impl Node {
         for applet in applets.split_whitespace() {
             symlink("busybox", rootfs.join("bin").join(applet)).with_context(|| format!("link {applet}"))?;
         }
+        if self.programs.stock {
+            return Ok(());
+        }
         let tenant = self.programs.part("gpuslice-tenant")?;
         std::fs::copy(&tenant, rootfs.join("bin/gpuslice-tenant")).context("copy the tenant program")?;
         Ok(())
@@ -139,6 +143,9 @@ impl Node {
 
     /// The parts under the names that containerd, shim and scheduler look for.
     fn link_programs(&self) -> Result<()> {
+        if self.programs.stock {
+            return Ok(());
+        }
         for (name, emulated) in [
             ("containerd-shim-gpuslice-v1", "emulated-shim"),
             ("gpuslice-sandbox", "emulated-sandbox"),
@@ -155,11 +162,16 @@ impl Node {
     }
 
     fn write_config(&self) -> Result<()> {
-        let mut text = self.options.config.clone();
-        if !text.is_empty() && !text.ends_with('\n') {
-            text.push('\n');
-        }
-        text = format!("{}{text}", crate::gpu::base_config(self));
+        let directory = self.directory.display();
+        // Nodes of parallel tests must not share uids: each gets 64 of its own.
+        let slot = (std::process::id() % 10_000) * 16 + NODES.load(Ordering::Relaxed) % 16;
+        let text = format!(
+            "run_dir = \"{directory}/run\"\nsandbox = \"{directory}/bin/gpuslice-sandbox\"\n\
+             [runtime]\nroot = \"{directory}/runc\"\n\
+             [sandboxes]\nuid_first = {}\nuid_count = 64\n{}\n",
+            1_900_000_000 + slot * 64,
+            self.options.config
+        );
         std::fs::write(self.config(), text).context("write the node's configuration")
     }
 
@@ -240,7 +252,7 @@ impl Node {
         command.env("GPUSLICE_TEST_NODE", &self.directory);
         *lock(&self.containerd) = Some(self.spawn(&mut command, "containerd")?);
         until_true("containerd answers", SOON, || {
-            self.ctr().arg("version").output().is_ok_and(|output| output.status.success())
+            run::output(self.ctr().arg("version")).is_ok_and(|output| output.status.success())
         })
     }
 
@@ -344,7 +356,7 @@ impl Node {
     /// # Errors
     /// When it fails, with its message.
     pub fn ctr_ok(&self, args: &[&str]) -> Result<String> {
-        let output = self.ctr().args(args).output().context("start ctr")?;
+        let output = run::output(self.ctr().args(args))?;
         if !output.status.success() {
             bail!("ctr {}: {}", args.join(" "), said(&output));
         }
@@ -358,7 +370,7 @@ impl Node {
     pub fn tool(&self, args: &[&str]) -> Result<Output> {
         let mut command = Command::new(self.directory.join("bin/gpuslice"));
         command.arg("--config").arg(self.config()).args(args);
-        command.output().context("start gpuslice")
+        run::output(&mut command)
     }
 
     /// Describes a container of this node, to be run.

@@ -14,6 +14,8 @@ pub struct Programs {
     pub daemon: Option<PathBuf>,
     /// Where private nodes get their directories.
     pub scratch: PathBuf,
+    /// Containers run under the stock shim where a test doesn't say otherwise: this proves the test itself.
+    pub stock: bool,
 }
 
 impl Programs {
@@ -31,7 +33,8 @@ impl Programs {
         if !nix::unistd::geteuid().is_root() {
             bail!("containers need root; this is uid {}", nix::unistd::geteuid());
         }
-        Ok(Programs { folder, daemon: variable("GPUSLICE_DAEMON"), scratch })
+        let stock = std::env::var_os("GPUSLICE_STOCK").is_some();
+        Ok(Programs { folder, daemon: variable("GPUSLICE_DAEMON"), scratch, stock })
     }
 
     /// A built part.
