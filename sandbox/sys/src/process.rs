@@ -75,6 +75,8 @@ pub fn program_of(tid: u32) -> io::Result<Vec<Vec<Instruction>>> {
         while let Some(program) = tracee.seccomp_program(programs.len())? {
             programs.push(program);
         }
+        // The kernel's numbers begin with the oldest, whatever ptrace(2) says (tried on 6.18).
+        programs.reverse();
         tracee.detach(tracee.signal_on_its_way()?)?;
         Ok(programs)
     })
