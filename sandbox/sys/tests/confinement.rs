@@ -1,4 +1,5 @@
 //! Starting a sealed program, and giving up rights.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "helpers of tests")]
 
 mod support;
 

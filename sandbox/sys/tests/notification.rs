@@ -1,4 +1,5 @@
 //! Seccomp notification, tenant memory and handles, with a real process under a real filter.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "helpers of tests")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Moving a range under a process with busy threads.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "helpers of tests")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Reading the seccomp programs of a stopped process.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "helpers of tests")]
 
 mod support;
 

@@ -1,4 +1,5 @@
 //! Sockets: files on messages, deadlines, truncation, paths.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "helpers of tests")]
 
 mod support;
 
