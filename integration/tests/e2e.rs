@@ -5,4 +5,6 @@
 //! them, once on each containerd.
 #![forbid(unsafe_code)]
 
+mod fail_closed;
 mod lifecycle;
+mod slice;

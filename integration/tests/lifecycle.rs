@@ -249,15 +249,22 @@ fn a_restarted_daemon_finds_its_containers_again() -> Result<()> {
 
 #[test]
 #[ignore = "needs root and containerd: cargo xtask test"]
-fn a_container_that_ended_while_the_daemon_was_down_keeps_its_status() -> Result<()> {
+fn a_container_that_ended_while_the_daemon_was_down_is_not_lost() -> Result<()> {
     let node = Node::plain()?;
     let running = node.container("a").shell("sleep 1; exit 9").detach()?;
     let pid = running.pid()?;
     node.stop_containerd()?;
     until_true("the container ends", SOON, || !process::runs(pid))?;
     node.start_containerd()?;
+    if node.daemon_major() >= 2 {
+        // containerd 2 deletes such a task by itself while it starts.
+        until("the task is deleted", SOON, || Ok(running.status()?.is_none().then_some(())))?;
+        node.ctr_ok(&["containers", "rm", "a"])?;
+        return node.finish();
+    }
     let ended = running.delete()?;
-    ensure!(ended.status == 9, "status {}: {}", ended.status, ended.stderr);
+    // ctr 1.6 says it in words only.
+    ensure!(ended.status == 9 || ended.stderr.contains("non-zero exit code 9"), "{ended:?}");
     node.finish()
 }
 

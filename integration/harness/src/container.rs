@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::node::Node;
+use crate::process;
 use crate::run;
 use crate::spec::{self, Device, Parts};
 use crate::wait::{SOON, until, until_true};
@@ -100,6 +101,23 @@ impl<'n> Container<'n> {
         let mut all = vec!["/bin/gpuslice-tenant"];
         all.extend(args);
         self.args(&all)
+    }
+
+    /// A variable of its environment.
+    pub fn env(mut self, name: &str, value: &str) -> Self {
+        self.env.push(format!("{name}={value}"));
+        self
+    }
+
+    /// The unprotected control: the stock runtime, and a tenant program that talks to the emulated driver itself,
+    /// as a program talks to the kernel's driver in a plain container.
+    ///
+    /// # Errors
+    /// When the node has no GPU.
+    pub fn direct(self) -> Result<Self> {
+        let socket = self.node.gpus()?.root().join("emulator.sock");
+        let place = "/run/emulator.sock";
+        Ok(self.runtime(Runtime::Runc).bind(socket, place).env("GPUSLICE_TENANT_DIRECT", place))
     }
 
     /// An annotation.
@@ -367,6 +385,14 @@ impl Running<'_> {
         self.row()?.map(|(pid, _)| pid).filter(|pid| *pid > 0).with_context(|| format!("no task {}", self.id))
     }
 
+    /// Process id of its shim.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn shim(&self) -> Result<u32> {
+        process::parent(self.pid()?).context("the container's first process has no parent")
+    }
+
     /// Runs a program in the container.
     ///
     /// # Errors
@@ -454,6 +480,17 @@ impl Running<'_> {
         self.ended()
     }
 
+    /// Removes the container of a task that containerd has cleaned up.
+    ///
+    /// # Errors
+    /// When containerd refuses.
+    pub fn forget(self) -> Result<()> {
+        if self.status()?.is_some() {
+            run::output(self.node.ctr().args(["tasks", "rm", "--force", &self.id]))?;
+        }
+        self.node.ctr_ok(&["containers", "rm", &self.id]).map(drop)
+    }
+
     /// Removes a detached container once it has stopped.
     ///
     /// # Errors
@@ -490,6 +527,29 @@ impl Ended {
             bail!("ended with {}: {}{}", self.status, self.stdout, self.stderr);
         }
         Ok(self)
+    }
+
+    /// The JSON lines that the tenant program wrote.
+    ///
+    /// # Errors
+    /// When a line is no JSON, or there is none.
+    pub fn lines(&self) -> Result<Vec<Value>> {
+        let lines: Result<Vec<Value>, _> = self.stdout.lines().map(serde_json::from_str).collect();
+        let lines = lines.with_context(|| format!("read {:?} {:?}", self.stdout, self.stderr))?;
+        if lines.is_empty() {
+            bail!("the tenant wrote nothing: status {}, {}", self.status, self.stderr);
+        }
+        Ok(lines)
+    }
+
+    /// A number in the tenant's last line.
+    ///
+    /// # Errors
+    /// When it isn't there.
+    pub fn number(&self, key: &str) -> Result<u64> {
+        let lines = self.lines()?;
+        let found = lines.iter().rev().find_map(|line| line.get(key)?.as_u64());
+        found.with_context(|| format!("no number {key:?} in {:?}", self.stdout))
     }
 
     /// Fails unless `ctr` refused with a message that contains each of `texts`.

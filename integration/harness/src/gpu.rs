@@ -73,7 +73,7 @@ impl Gpus {
     /// # Errors
     /// When it doesn't answer, or says no.
     pub fn ask(&self, request: &Value) -> Result<Value> {
-        let socket = self.root.join("control.sock");
+        let socket = self.root.join("ctl.sock");
         let mut stream = UnixStream::connect(&socket)
             .with_context(|| format!("reach the emulator at {}", socket.display()))?;
         stream.set_read_timeout(Some(SOON)).context("set a deadline")?;

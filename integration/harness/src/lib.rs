@@ -8,6 +8,7 @@ mod node;
 pub mod process;
 mod programs;
 pub mod run;
+pub mod scripted;
 mod spec;
 pub mod sweep;
 pub mod wait;

@@ -22,6 +22,8 @@ use crate::run;
 use crate::sweep;
 use crate::wait::{SOON, until_true};
 
+/// Uids for the sandboxes of one node.
+const UIDS: u32 = 64;
 static NODES: AtomicU32 = AtomicU32::new(1);
 
 /// What a node is made of.
@@ -51,6 +53,7 @@ pub struct Node {
     pub(crate) namespace: String,
     pub(crate) gpus: Option<Gpus>,
     major: u32,
+    uid_first: u32,
     options: Options,
     containerd: Mutex<Option<Child>>,
     scheduler: Mutex<Option<Child>>,
@@ -91,6 +94,8 @@ impl Node {
             namespace,
             gpus: None,
             major,
+            // Nodes of parallel tests must not share uids.
+            uid_first: 1_900_000_000 + ((std::process::id() % 10_000) * 16 + number % 16) * UIDS,
             options,
             containerd: Mutex::new(None),
             scheduler: Mutex::new(None),
@@ -128,7 +133,7 @@ impl Node {
         let busybox = system("busybox")?;
         std::fs::copy(&busybox, rootfs.join("bin/busybox"))
             .with_context(|| format!("copy {}", busybox.display()))?;
-        let applets = "sh ash cat echo env false grep head id kill ls mkdir mount nc ps pwd rm sleep sort stty test \
+        let applets = "sh ash cat cut echo env false grep head id kill ls mkdir mount nc ps pwd rm sleep sort stty test \
                        true tty wc yes dd od touch tr seq trap";
         for applet in applets.split_whitespace() {
             symlink("busybox", rootfs.join("bin").join(applet)).with_context(|| format!("link {applet}"))?;
@@ -152,7 +157,9 @@ impl Node {
             ("gpuslice-scheduler", "emulated-scheduler"),
             ("gpuslice", "gpuslice"),
         ] {
-            let part = self.programs.part(if self.options.real { name } else { emulated })?;
+            // The programs as shipped, except where a GPU must be emulated.
+            let shipped = self.options.real || self.options.gpus == 0;
+            let part = self.programs.part(if shipped { name } else { emulated })?;
             let place = self.directory.join("bin").join(name);
             std::fs::hard_link(&part, &place)
                 .or_else(|_| std::fs::copy(&part, &place).map(drop))
@@ -163,14 +170,11 @@ impl Node {
 
     fn write_config(&self) -> Result<()> {
         let directory = self.directory.display();
-        // Nodes of parallel tests must not share uids: each gets 64 of its own.
-        let slot = (std::process::id() % 10_000) * 16 + NODES.load(Ordering::Relaxed) % 16;
         let text = format!(
             "run_dir = \"{directory}/run\"\nsandbox = \"{directory}/bin/gpuslice-sandbox\"\n\
              [runtime]\nroot = \"{directory}/runc\"\n\
-             [sandboxes]\nuid_first = {}\nuid_count = 64\n{}\n",
-            1_900_000_000 + slot * 64,
-            self.options.config
+             [sandboxes]\nuid_first = {}\nuid_count = {UIDS}\n{}\n",
+            self.uid_first, self.options.config
         );
         std::fs::write(self.config(), text).context("write the node's configuration")
     }
@@ -376,6 +380,27 @@ impl Node {
     /// Describes a container of this node, to be run.
     pub fn container(&self, id: &str) -> Container<'_> {
         Container::new(self, id)
+    }
+
+    /// The sandboxes that run: the processes with a uid of this node's range.
+    pub fn sandboxes(&self) -> Vec<u32> {
+        let range = self.uid_first..self.uid_first + UIDS;
+        process::all()
+            .into_iter()
+            .filter(|pid| process::runs(*pid))
+            .filter(|pid| process::identity(*pid).is_ok_and(|identity| range.contains(&identity.uid)))
+            .collect()
+    }
+
+    /// The only sandbox that runs.
+    ///
+    /// # Errors
+    /// When there is none, or more.
+    pub fn sandbox(&self) -> Result<u32> {
+        match self.sandboxes().as_slice() {
+            [one] => Ok(*one),
+            others => bail!("{} sandboxes run", others.len()),
+        }
     }
 
     /// Processes of the node that belong to no container and are no shim.
