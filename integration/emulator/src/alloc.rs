@@ -163,7 +163,7 @@ fn construct(
         "KernelChannelGroupApi" => group(call, names.client, parameters, made),
         "KernelCtxShareApi" => depend(call, names.client, parameters.u32(0), made),
         "KernelChannel" => channel(call, names, parameters, made),
-        "Event" => event(call, names.client, class.id, parameters),
+        "Event" => event(call, names, class.id, parameters),
         "KernelSMDebuggerSession" => debugger(call, parameters),
         "MIGConfigSession" | "MIGMonitorSession" if !call.admin => Err(Status::INSUFFICIENT_PERMISSIONS),
         "SemaphoreSurface" | "ContextDma" => {
@@ -320,14 +320,20 @@ fn channel(call: &mut Call<'_>, names: Names, parameters: &Bytes, made: &mut Obj
     Ok(())
 }
 
-fn event(call: &Call<'_>, client: u32, class: u32, parameters: &Bytes) -> Result<(), Status> {
+/// Source 0 means the parent. The driver writes a kernel address into the parameters; this one says so.
+fn event(call: &Call<'_>, names: Names, class: u32, parameters: &mut Bytes) -> Result<(), Status> {
+    const KERNEL_ADDRESS: u64 = 0xffff_8881_0000_0000;
     if class == 0x78 || class == 0x7e {
         return Err(Status::ILLEGAL_ACTION);
     }
+    if parameters.u32(4) == 0 {
+        parameters.set_u32(4, names.parent);
+    }
     let source = call.state.object(parameters.u32(0), parameters.u32(4));
     source.ok_or(Status::INVALID_OBJECT)?;
-    let [number, _] = [parameters.u32(16), parameters.u32(20)];
-    let matched = call.state.os_events.iter().any(|event| event.client == client && event.fd == number);
+    let number = parameters.u32(16);
+    let matched = call.state.os_events.iter().any(|event| event.client == names.client && event.fd == number);
+    parameters.set_u64(16, KERNEL_ADDRESS | u64::from(number));
     if matched { Ok(()) } else { Err(Status::OBJECT_NOT_FOUND) }
 }
 
