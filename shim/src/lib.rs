@@ -7,11 +7,33 @@
 //! was done for it.
 #![forbid(unsafe_code)]
 
+mod bundle;
+mod cgroup;
+mod container;
+mod events;
 mod gpu;
+mod io;
+mod mounts;
+mod options;
+mod pod;
+mod reaper;
+mod report;
+mod runc;
+mod service;
+mod spawn;
+mod status;
+mod task;
 
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
+
+pub use service::{ServiceError, run};
+
+/// Writes why the program failed to standard error, with all causes: containerd shows it to the user.
+pub fn report_error(error: &ServiceError) {
+    report::log("shim", &report::chain(error));
+}
 
 /// The machine as the shim sees it; tests put an emulated GPU in these places.
 #[derive(Clone)]
@@ -78,6 +100,4 @@ pub(crate) struct CreateContext {
     pub(crate) pod: Option<String>,
     /// Name or path of the OCI runtime underneath.
     pub(crate) runtime: PathBuf,
-    /// The runtime makes cgroups through systemd.
-    pub(crate) systemd_cgroup: bool,
 }

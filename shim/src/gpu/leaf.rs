@@ -124,7 +124,7 @@ impl Leaf {
                 level.push(part);
             }
             for controller in ["+memory", "+pids"] {
-                drop(fs::write(level.join("cgroup.subtree_control"), controller));
+                tell(&level.join("cgroup.subtree_control"), controller).unwrap_or(());
             }
         }
         let path = root.join(below);
@@ -200,7 +200,7 @@ impl Leaf {
     /// Kills whoever is in it.
     pub(crate) fn kill(&self) {
         for path in &self.directories {
-            if fs::write(path.join("cgroup.kill"), "1").is_ok() {
+            if tell(&path.join("cgroup.kill"), "1").is_ok() {
                 continue;
             }
             for pid in members(path) {
@@ -247,17 +247,17 @@ fn make_all(path: &Path) -> Result<(), LeafError> {
     fs::create_dir_all(path).map_err(|source| LeafError::Io { path: path.to_owned(), step: "create", source })
 }
 
+/// Writes to one of the kernel's files; never makes one.
+fn tell(path: &Path, value: &str) -> io::Result<()> {
+    io::Write::write_all(&mut OpenOptions::new().write(true).open(path)?, value.as_bytes())
+}
+
 /// Sets a limit; a node without the controller has no such file, and then no such limit.
 fn limit(leaf: &Path, file: &str, value: &str) -> Result<(), LeafError> {
     let path = leaf.join(file);
-    match OpenOptions::new().write(true).open(&path) {
-        Ok(mut open) => io::Write::write_all(&mut open, value.as_bytes()).map_err(|source| LeafError::Io {
-            path,
-            step: "set the limit",
-            source,
-        }),
+    match tell(&path, value) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(LeafError::Io { path, step: "open the limit", source }),
+        told => told.map_err(|source| LeafError::Io { path, step: "set the limit", source }),
     }
 }
 

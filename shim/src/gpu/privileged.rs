@@ -1,0 +1,288 @@
+//! The few things that a sandbox can't do itself, done for it on its own container only.
+//!
+//! Owns: nothing between requests. Trusts the sandbox no more than its tenant: each thread named is checked to lie
+//! in the container's cgroup, before and after it is opened. Promises: no file of a process outside the container
+//! leaves this module; nothing here waits on a tenant, but for the pinned move, which runs on a thread of its
+//! own under a deadline. Failure: the request is answered with the step that failed.
+
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use gpuslice_proto::{MemoryRange, PrivilegedRequest, PrivilegedResult};
+use gpuslice_sys::inject::{Move, MoveError};
+use gpuslice_sys::{FileIdentity, identify, inject, memory, process};
+use nix::errno::Errno;
+use nix::libc;
+
+use super::maps::{self, Mapping};
+use super::membership::{Membership, processes};
+
+/// Ranges on one answer: as many as fit a frame.
+const MOST_RANGES: usize = 128;
+/// Kernel file systems whose files can be opened without asking a server of the tenant's.
+const SAFE_FILE_SYSTEMS: [&str; 4] = ["tmpfs", "hugetlbfs", "ext4", "xfs"];
+
+/// How the UVM device's mappings are recognised.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum UvmFile {
+    /// A character device of this major, minor 0, wherever its node lies.
+    Device { major: u32 },
+    /// One regular file, of an emulated driver.
+    File { device: (u32, u32), inode: u64 },
+}
+
+impl UvmFile {
+    fn is(&self, found: &FileIdentity) -> bool {
+        match self {
+            UvmFile::Device { major } => {
+                found.is_character_device() && (found.rdev_major, found.rdev_minor) == (*major, 0)
+            }
+            UvmFile::File { device, inode } => found.dev == *device && found.inode == *inode,
+        }
+    }
+}
+
+/// The container that requests are about.
+#[derive(Clone, Debug)]
+pub(crate) struct Container {
+    pub(crate) proc: PathBuf,
+    pub(crate) cgroups: PathBuf,
+    pub(crate) membership: Membership,
+    pub(crate) uvm: UvmFile,
+}
+
+/// An answer, with the files that go along.
+pub(crate) type Answer = (PrivilegedResult, Vec<OwnedFd>);
+
+/// A step that failed.
+struct Failed {
+    errno: i32,
+    detail: String,
+}
+
+impl Failed {
+    fn answer(self) -> Answer {
+        (PrivilegedResult::Failed { errno: self.errno, detail: self.detail }, Vec::new())
+    }
+}
+
+fn failed(step: &'static str) -> impl Fn(io::Error) -> Failed {
+    move |error| Failed {
+        errno: error.raw_os_error().unwrap_or(libc::EIO),
+        detail: format!("{step}: {error}"),
+    }
+}
+
+fn refused(errno: Errno, detail: &str) -> Failed {
+    Failed { errno: errno as i32, detail: detail.to_owned() }
+}
+
+impl Container {
+    /// Serves a request; `file` is what came with it. `finished` gets the answer, once. A
+    /// [`PrivilegedRequest::MoveRange`] may take until `deadline`; its threads go on after `finished`.
+    pub(crate) fn serve(
+        &self,
+        request: PrivilegedRequest,
+        file: Option<OwnedFd>,
+        deadline: Instant,
+        finished: impl FnOnce(Answer),
+    ) {
+        let answer = match request {
+            PrivilegedRequest::Thread { tid } => self.thread(tid),
+            PrivilegedRequest::SharedRange { tid, range } => self.shared_range(tid, range),
+            PrivilegedRequest::UvmRanges => Ok((self.uvm_ranges(), Vec::new())),
+            PrivilegedRequest::MoveRange { tid, range, tenant_file } => {
+                return self.move_range(tid, range, file, tenant_file, deadline, finished);
+            }
+        };
+        finished(answer.unwrap_or_else(Failed::answer));
+    }
+
+    fn check(&self, tid: u32) -> Result<(), Failed> {
+        let found = Membership::of(&self.proc, tid).map_err(failed("cgroup of the thread"))?;
+        if self.membership.contains(&found) {
+            Ok(())
+        } else {
+            Err(refused(Errno::EPERM, "not a thread of the container"))
+        }
+    }
+
+    /// A handle on a thread of the container; while it is alive, the number `tid` means that thread.
+    fn open_thread(&self, tid: u32) -> Result<(OwnedFd, u32, bool), Failed> {
+        self.check(tid)?;
+        let tgid = self.tgid(tid)?;
+        let (pidfd, thread) = match process::pidfd_open(tid, true) {
+            // Kernels before 6.9 have handles of processes only.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                (process::pidfd_open(tgid, false), false)
+            }
+            opened => (opened, true),
+        };
+        Ok((pidfd.map_err(failed("pidfd"))?, tgid, thread))
+    }
+
+    /// Checks again, now that it is held.
+    fn confirm(&self, tid: u32, tgid: u32, pidfd: &OwnedFd) -> Result<(), Failed> {
+        self.check(tid)?;
+        if self.tgid(tid)? != tgid || process::pidfd_exited(pidfd.as_fd()) {
+            return Err(refused(Errno::ESRCH, "the thread ended meanwhile"));
+        }
+        Ok(())
+    }
+
+    fn tgid(&self, tid: u32) -> Result<u32, Failed> {
+        let text =
+            fs::read_to_string(self.proc.join(tid.to_string()).join("status")).map_err(failed("status"))?;
+        let found = text.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok());
+        found.ok_or_else(|| refused(Errno::EIO, "no Tgid in the thread's status"))
+    }
+
+    fn thread(&self, tid: u32) -> Result<Answer, Failed> {
+        let (pidfd, tgid, thread) = self.open_thread(tid)?;
+        let path = self.proc.join(tid.to_string()).join("mem");
+        let mem = OpenOptions::new().read(true).write(true).open(path).map_err(failed("memory file"))?;
+        self.confirm(tid, tgid, &pidfd)?;
+        Ok((PrivilegedResult::Thread { tgid, thread }, vec![pidfd, mem.into()]))
+    }
+
+    fn move_range(
+        &self,
+        tid: u32,
+        range: MemoryRange,
+        file: Option<OwnedFd>,
+        tenant_file: u32,
+        deadline: Instant,
+        finished: impl FnOnce(Answer),
+    ) {
+        let checked = file.ok_or_else(|| refused(Errno::EBADF, "no memory file")).and_then(|file| {
+            let (pidfd, tgid, _) = self.open_thread(tid)?;
+            self.confirm(tid, tgid, &pidfd)?;
+            Ok((file, pidfd))
+        });
+        let (file, _held) = match checked {
+            Ok(checked) => checked,
+            Err(failed) => return finished(failed.answer()),
+        };
+        let range = (range.start, range.length);
+        let wanted = Move { tid, range, memfd: file.as_fd(), tenant_file, deadline };
+        let tell = |result: &Result<(), MoveError>| {
+            finished(match result {
+                Ok(()) => (PrivilegedResult::Moved, Vec::new()),
+                Err(error) => {
+                    let errno = match error.cause() {
+                        cause if cause.kind() == io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+                        cause => cause.raw_os_error().unwrap_or(libc::EIO),
+                    };
+                    Failed { errno, detail: format!("{error}: {}", error.cause()) }.answer()
+                }
+            });
+        };
+        // The sandbox answers the pending call with a restart as soon as it has asked, and again as often as the
+        // call comes back before the move is done: there is nothing to tell it in between.
+        drop(inject::move_range(&wanted, || Ok(()), tell));
+    }
+
+    fn shared_range(&self, tid: u32, range: MemoryRange) -> Result<Answer, Failed> {
+        let (pidfd, tgid, _) = self.open_thread(tid)?;
+        let end = range.start.checked_add(range.length).ok_or_else(|| refused(Errno::EINVAL, "range"))?;
+        let folder = self.proc.join(tid.to_string());
+        let text = fs::read_to_string(folder.join("maps")).map_err(failed("maps"))?;
+        let mapping = maps::parse(&text)
+            .find(|mapping| mapping.start <= range.start && range.start < mapping.end)
+            .ok_or_else(|| refused(Errno::EFAULT, "nothing is mapped there"))?;
+        if !mapping.shared {
+            return Ok((PrivilegedResult::Private, Vec::new()));
+        }
+        if end > mapping.end {
+            return Err(refused(Errno::EFAULT, "the range is more than one mapping"));
+        }
+        let file = self.open_mapping(&folder, &mapping)?;
+        self.confirm(tid, tgid, &pidfd)?;
+        let offset = range
+            .start
+            .checked_sub(mapping.start)
+            .and_then(|inside| mapping.offset.checked_add(inside))
+            .ok_or_else(|| refused(Errno::EOVERFLOW, "offset"))?;
+        Ok((PrivilegedResult::Shared { offset }, vec![file]))
+    }
+
+    /// Opens the file behind a mapping, if its file system is the kernel's own: a server of the tenant's could keep
+    /// this process waiting for ever.
+    fn open_mapping(&self, folder: &Path, mapping: &Mapping) -> Result<OwnedFd, Failed> {
+        let own =
+            memory::memfd("kind", 0).and_then(|file| identify(file.as_fd())).map_err(failed("memfd"))?;
+        if mapping.device != own.dev && !self.safe_device(folder, mapping.device)? {
+            return Err(refused(Errno::ENOTSUP, "a shared mapping of a file that can't be pinned"));
+        }
+        let path = folder.join("map_files").join(mapping.entry());
+        let file = OpenOptions::new()
+            .read(true)
+            .write(mapping.writable)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path)
+            .map_err(failed("file of the mapping"))?;
+        let found = identify(file.as_fd()).map_err(failed("identify the file"))?;
+        if (found.dev, found.inode) != (mapping.device, mapping.inode) {
+            return Err(refused(Errno::ESTALE, "the mapping changed meanwhile"));
+        }
+        Ok(file.into())
+    }
+
+    fn safe_device(&self, folder: &Path, device: (u32, u32)) -> Result<bool, Failed> {
+        let text = fs::read_to_string(folder.join("mountinfo")).map_err(failed("mountinfo"))?;
+        let number = format!("{}:{}", device.0, device.1);
+        Ok(text.lines().any(|line| {
+            let Some((mount, kind)) = line.split_once(" - ") else { return false };
+            mount.split(' ').nth(2) == Some(number.as_str())
+                && kind.split(' ').next().is_some_and(|kind| SAFE_FILE_SYSTEMS.contains(&kind))
+        }))
+    }
+
+    fn uvm_ranges(&self) -> PrivilegedResult {
+        let mut ranges = Vec::new();
+        let mut total = 0_u64;
+        let directory = self.membership.directory(&self.cgroups);
+        for pid in directory.as_deref().map(processes).unwrap_or_default() {
+            let folder = self.proc.join(pid.to_string());
+            // A process that has ended has no mappings.
+            let Ok(text) = fs::read_to_string(folder.join("maps")) else { continue };
+            let mut known: Vec<((u32, u32), u64, bool)> = Vec::new();
+            for mapping in maps::parse(&text).filter(|mapping| mapping.shared && mapping.inode != 0) {
+                let seen = known
+                    .iter()
+                    .find(|(device, inode, _)| (*device, *inode) == (mapping.device, mapping.inode));
+                let uvm = match seen {
+                    Some((_, _, uvm)) => *uvm,
+                    None => {
+                        let Some(uvm) = self.is_uvm(&folder, &mapping) else { continue };
+                        known.push((mapping.device, mapping.inode, uvm));
+                        uvm
+                    }
+                };
+                if uvm {
+                    let length = mapping.end.saturating_sub(mapping.start);
+                    total = total.saturating_add(length);
+                    if ranges.len() < MOST_RANGES {
+                        ranges.push((pid, MemoryRange { start: mapping.start, length }));
+                    }
+                }
+            }
+        }
+        PrivilegedResult::UvmRanges { ranges, total }
+    }
+
+    /// Whether a mapping is one of the UVM device; `None` when it is gone. Opens nothing but the path, so no server
+    /// of a file system is asked.
+    fn is_uvm(&self, folder: &Path, mapping: &Mapping) -> Option<bool> {
+        let path = folder.join("map_files").join(mapping.entry());
+        let place = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path).ok()?;
+        Some(self.uvm.is(&identify(place.as_fd()).ok()?))
+    }
+}
+
+#[cfg(test)]
+mod tests;
