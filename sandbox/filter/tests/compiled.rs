@@ -1,4 +1,11 @@
 //! The programs that real runtimes compile from merged profiles, judged and run. Needs root.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::cast_possible_truncation,
+    reason = "a test ends at the first surprise"
+)]
 
 mod compiled {
     pub(crate) mod container;
@@ -260,5 +267,52 @@ fn a_process_without_a_filter_is_not_passed() {
     for runtime in Runtime::installed() {
         let container = Container::create(runtime, None, &SLEEP).unwrap();
         assert_eq!(judge(&container.programs(), Kind::Errno), Err(Hole::NoFilter));
+    }
+}
+
+/// What the forms cost at create, and what the judgement costs: `cargo test --profile test-release -p gpuslice-filter
+/// --test compiled -- --ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn cost_of_each_form() {
+    const ROUNDS: usize = 40;
+    let middle = |mut times: Vec<std::time::Duration>| {
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    for runtime in Runtime::installed() {
+        for name in ["none", "deny", "deny, some commands", "allow, some denials"] {
+            let own = profile(name);
+            let forms = [None, Some(notify()), Some(Form::Errno)];
+            let mut times = vec![Vec::new(); forms.len()];
+            for _ in 0..ROUNDS {
+                for (form, times) in forms.iter().zip(&mut times) {
+                    let merged = form.as_ref().map(|form| merge(own.as_ref(), form).unwrap());
+                    let container =
+                        Container::create(runtime, merged.as_ref().or(own.as_ref()), &SLEEP).unwrap();
+                    times.push(container.took);
+                }
+            }
+            for (form, times) in forms.iter().zip(times) {
+                let kind = form.as_ref().map(Form::kind);
+                println!("{runtime:?}, profile {name:?}, {kind:?}: create {:?}", middle(times));
+                let Some(form) = form else { continue };
+                let programs = compile(runtime, name, form).programs();
+                let run = |work: &dyn Fn()| {
+                    middle(
+                        (0..101)
+                            .map(|_| {
+                                let start = Instant::now();
+                                work();
+                                start.elapsed()
+                            })
+                            .collect(),
+                    )
+                };
+                let judged = run(&|| judge(&programs, form.kind()).unwrap());
+                let merged = run(&|| drop(merge(own.as_ref(), form)));
+                println!("    merge {merged:?}, judge {judged:?}");
+            }
+        }
     }
 }
