@@ -36,7 +36,7 @@ struct Names {
 ///
 /// # Errors
 /// EINVAL: not on this node.
-pub fn rm_alloc(call: &mut Call<'_>, block: &mut Bytes) -> Result<(), Errno> {
+pub(crate) fn rm_alloc(call: &mut Call<'_>, block: &mut Bytes) -> Result<(), Errno> {
     let status_at = if block.len() == 48 { 40 } else { 28 };
     let id = block.u32(12);
     let is_event = matches!(id, 5 | 0x78 | 0x79 | 0x7e);
@@ -89,7 +89,7 @@ fn object(call: &mut Call<'_>, id: u32, names: Names, pointer: u64) -> Result<u3
         return Err(Status::INVALID_ARGUMENT);
     }
     let mut parameters = if given { call.read(pointer, size)? } else { Bytes::zeroed(size) };
-    let allowed = class.privilege == Privilege::Any || (class.privilege == Privilege::Root && call.admin);
+    let allowed = class.privilege == Privilege::Any || (class.privilege == Privilege::Root && call.admin());
     if !allowed {
         return Err(Status::INSUFFICIENT_PERMISSIONS);
     }
@@ -132,7 +132,7 @@ fn make(
     }
     let mut made = Object::new(class.id, class.kind, names.parent, parent_gpu);
     if let Err(status) = construct(call, class, names, parameters, given, &mut made) {
-        made.held.into_iter().for_each(|id| drop(call.state.store.release(id)));
+        made.held.into_iter().for_each(|id| call.state.store.release(id));
         return Err(status);
     }
     call.state.insert(names.client, names.new, made)
@@ -140,7 +140,10 @@ fn make(
 
 /// Kinds of object that a chip has in one generation's form only.
 fn chip_decides(kind: &str) -> bool {
-    matches!(kind, "KernelChannel" | "KernelGraphicsObject" | "KernelCeContext" | "UserModeApi" | "Sec2Context")
+    matches!(
+        kind,
+        "KernelChannel" | "KernelGraphicsObject" | "KernelCeContext" | "UserModeApi" | "Sec2Context"
+    )
 }
 
 fn construct(
@@ -153,7 +156,13 @@ fn construct(
 ) -> Result<(), Status> {
     match class.kind {
         "Device" => device(call, parameters, given, made),
-        "Subdevice" => if parameters.u32(0) == 0 { Ok(()) } else { Err(Status::INVALID_ARGUMENT) },
+        "Subdevice" => {
+            if parameters.u32(0) == 0 {
+                Ok(())
+            } else {
+                Err(Status::INVALID_ARGUMENT)
+            }
+        }
         "VideoMemory" => card_memory(call, names.client, parameters, made),
         "SystemMemory" | "NoDeviceMemory" => host_memory(call, names.client, parameters, made),
         "VirtualMemory" => depend(call, names.client, parameters.u32(108), made),
@@ -165,7 +174,7 @@ fn construct(
         "KernelChannel" => channel(call, names, parameters, made),
         "Event" => event(call, names, class.id, parameters),
         "KernelSMDebuggerSession" => debugger(call, parameters),
-        "MIGConfigSession" | "MIGMonitorSession" if !call.admin => Err(Status::INSUFFICIENT_PERMISSIONS),
+        "MIGConfigSession" | "MIGMonitorSession" if !call.admin() => Err(Status::INSUFFICIENT_PERMISSIONS),
         "SemaphoreSurface" | "ContextDma" => {
             let at = if class.id == 2 { 8 } else { 0 };
             let memory = call.state.object(names.client, parameters.u32(at)).and_then(Object::memory);
@@ -174,10 +183,24 @@ fn construct(
             made.held.push(memory);
             Ok(())
         }
-        "VaSpaceApi" | "MIGConfigSession" | "MIGMonitorSession" | "KernelGraphicsObject" | "KernelCeContext"
-        | "Sec2Context" | "BinaryApi" | "BinaryApiPrivileged" | "DiagApi" | "GenericEngineApi"
-        | "ConfidentialComputeApi" | "ThirdPartyP2P" | "P2PApi" | "DeferredApiObject" | "TimerApi"
-        | "EventBuffer" | "ZbcApi" | "SoftwareMethodTest" => Ok(()),
+        "VaSpaceApi"
+        | "MIGConfigSession"
+        | "MIGMonitorSession"
+        | "KernelGraphicsObject"
+        | "KernelCeContext"
+        | "Sec2Context"
+        | "BinaryApi"
+        | "BinaryApiPrivileged"
+        | "DiagApi"
+        | "GenericEngineApi"
+        | "ConfidentialComputeApi"
+        | "ThirdPartyP2P"
+        | "P2PApi"
+        | "DeferredApiObject"
+        | "TimerApi"
+        | "EventBuffer"
+        | "ZbcApi"
+        | "SoftwareMethodTest" => Ok(()),
         _ => Err(Status::NOT_SUPPORTED),
     }
 }
@@ -297,7 +320,8 @@ fn channel(call: &mut Call<'_>, names: Names, parameters: &Bytes, made: &mut Obj
     let userd = if userd == 0 {
         None
     } else {
-        let memory = call.state.object(client, userd).and_then(Object::memory).ok_or(Status::OBJECT_NOT_FOUND)?;
+        let memory =
+            call.state.object(client, userd).and_then(Object::memory).ok_or(Status::OBJECT_NOT_FOUND)?;
         let size = call.state.store.find(memory).map_or(0, |one| one.size);
         if !offset.is_multiple_of(512) || offset.checked_add(512).is_none_or(|end| end > size) {
             return Err(Status::INVALID_ARGUMENT);
@@ -314,7 +338,7 @@ fn channel(call: &mut Call<'_>, names: Names, parameters: &Bytes, made: &mut Obj
         userd,
         scheduled: false,
         disabled: false,
-        privileged: call.admin,
+        privileged: call.admin(),
         consumed: 0,
     });
     Ok(())
@@ -342,14 +366,14 @@ fn debugger(call: &Call<'_>, parameters: &Bytes) -> Result<(), Status> {
     let target = call.state.clients.get(&client).ok_or(Status::INVALID_OBJECT_HANDLE)?;
     target.objects.get(&handle).ok_or(Status::OBJECT_NOT_FOUND)?;
     let same = target.pid == call.caller.pid || target.uid == call.caller.uid();
-    if same || call.admin { Ok(()) } else { Err(Status::INSUFFICIENT_PERMISSIONS) }
+    if same || call.admin() { Ok(()) } else { Err(Status::INSUFFICIENT_PERMISSIONS) }
 }
 
 /// `NV_ESC_RM_ALLOC_MEMORY`: host memory, virtual ranges, and pages of the caller pinned for the card.
 ///
 /// # Errors
 /// None beyond those of the shape check.
-pub fn legacy_memory(call: &mut Call<'_>, block: &mut Bytes) -> Result<(), Errno> {
+pub(crate) fn legacy_memory(call: &mut Call<'_>, block: &mut Bytes) -> Result<(), Errno> {
     let names = Names { client: block.u32(0), parent: block.u32(4), new: block.u32(8) };
     call.about.what = Some(block.u32(12));
     call.about.client = names.client;
@@ -394,14 +418,16 @@ fn legacy(call: &mut Call<'_>, block: &mut Bytes, names: Names) -> Result<u32, S
             made.held.push(memory);
             made.detail = Detail::Memory(memory);
         }
-        _ if class.privilege != Privilege::Any && !call.admin => return Err(Status::INSUFFICIENT_PERMISSIONS),
+        _ if class.privilege != Privilege::Any && !call.admin() => {
+            return Err(Status::INSUFFICIENT_PERMISSIONS);
+        }
         _ => return Err(Status::INVALID_CLASS),
     }
     call.state.insert(names.client, names.new, made)
 }
 
 /// `NV_ESC_RM_VID_HEAP_CONTROL`: allocate by size, free, and the heap's size.
-pub fn heap_control(call: &mut Call<'_>, block: &mut Bytes) {
+pub(crate) fn heap_control(call: &mut Call<'_>, block: &mut Bytes) {
     let (client, parent, function) = (block.u32(0), block.u32(4), block.u32(8));
     call.about.what = Some(function);
     call.about.client = client;

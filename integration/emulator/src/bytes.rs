@@ -5,21 +5,21 @@
 
 /// A parameter block copied from the caller.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Bytes(pub Vec<u8>);
+pub(crate) struct Bytes(pub Vec<u8>);
 
 impl Bytes {
     /// A block of zeros.
-    pub fn zeroed(length: usize) -> Self {
+    pub(crate) fn zeroed(length: usize) -> Self {
         Bytes(vec![0; length])
     }
 
     /// Its length.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Whether it has no bytes.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
@@ -29,39 +29,39 @@ impl Bytes {
     }
 
     /// The bytes at `at`, `length` of them, zeros beyond the end.
-    pub fn slice(&self, at: usize, length: usize) -> Vec<u8> {
+    pub(crate) fn slice(&self, at: usize, length: usize) -> Vec<u8> {
         let mut out: Vec<u8> = self.0.iter().skip(at).take(length).copied().collect();
         out.resize(length, 0);
         out
     }
 
     /// One byte.
-    pub fn u8(&self, at: usize) -> u8 {
+    pub(crate) fn u8(&self, at: usize) -> u8 {
         u8::from_le_bytes(self.field(at))
     }
 
     /// Two bytes.
-    pub fn u16(&self, at: usize) -> u16 {
+    pub(crate) fn u16(&self, at: usize) -> u16 {
         u16::from_le_bytes(self.field(at))
     }
 
     /// Four bytes.
-    pub fn u32(&self, at: usize) -> u32 {
+    pub(crate) fn u32(&self, at: usize) -> u32 {
         u32::from_le_bytes(self.field(at))
     }
 
     /// Four bytes, signed.
-    pub fn i32(&self, at: usize) -> i32 {
+    pub(crate) fn i32(&self, at: usize) -> i32 {
         i32::from_le_bytes(self.field(at))
     }
 
     /// Eight bytes.
-    pub fn u64(&self, at: usize) -> u64 {
+    pub(crate) fn u64(&self, at: usize) -> u64 {
         u64::from_le_bytes(self.field(at))
     }
 
     /// Writes bytes; nothing where they don't fit.
-    pub fn set(&mut self, at: usize, bytes: &[u8]) {
+    pub(crate) fn set(&mut self, at: usize, bytes: &[u8]) {
         let end = at.saturating_add(bytes.len());
         if let Some(target) = self.0.get_mut(at..end) {
             target.copy_from_slice(bytes);
@@ -69,22 +69,22 @@ impl Bytes {
     }
 
     /// Writes four bytes.
-    pub fn set_u32(&mut self, at: usize, value: u32) {
+    pub(crate) fn set_u32(&mut self, at: usize, value: u32) {
         self.set(at, &value.to_le_bytes());
     }
 
     /// Writes two bytes.
-    pub fn set_u16(&mut self, at: usize, value: u16) {
+    pub(crate) fn set_u16(&mut self, at: usize, value: u16) {
         self.set(at, &value.to_le_bytes());
     }
 
     /// Writes eight bytes.
-    pub fn set_u64(&mut self, at: usize, value: u64) {
+    pub(crate) fn set_u64(&mut self, at: usize, value: u64) {
         self.set(at, &value.to_le_bytes());
     }
 
     /// Writes text and zeros up to `room` bytes.
-    pub fn set_text(&mut self, at: usize, room: usize, text: &str) {
+    pub(crate) fn set_text(&mut self, at: usize, room: usize, text: &str) {
         let mut field = text.as_bytes().to_vec();
         field.truncate(room.saturating_sub(1));
         field.resize(room, 0);

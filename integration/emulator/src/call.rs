@@ -22,7 +22,7 @@ pub struct Install {
 
 /// One call.
 #[derive(Debug)]
-pub struct Call<'a> {
+pub(crate) struct Call<'a> {
     /// Who makes it.
     pub caller: &'a Caller,
     /// The driver.
@@ -33,8 +33,6 @@ pub struct Call<'a> {
     pub file: FileId,
     /// That file's node.
     pub node: Node,
-    /// The caller has CAP_SYS_ADMIN.
-    pub admin: bool,
     /// What it is about, for the journal: class or control, client and object.
     pub about: About,
     /// A file to hand out.
@@ -43,7 +41,7 @@ pub struct Call<'a> {
 
 /// What a call was about, for the journal.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct About {
+pub(crate) struct About {
     /// Class, control or UVM command.
     pub what: Option<u32>,
     /// Client.
@@ -55,13 +53,13 @@ pub struct About {
 }
 
 impl Call<'_> {
-    /// Index of the card with this minor number.
-    pub fn gpu_of_minor(&self, minor: u32) -> Option<usize> {
-        self.state.gpus.iter().position(|gpu| gpu.minor == minor)
+    /// Whether the caller has CAP_SYS_ADMIN, which makes it the driver's administrator.
+    pub(crate) fn admin(&self) -> bool {
+        self.caller.is_admin()
     }
 
     /// Whether the caller itself holds an open file of that card, as the driver asks.
-    pub fn holds_gpu(&self, index: usize) -> bool {
+    pub(crate) fn holds_gpu(&self, index: usize) -> bool {
         let Some(gpu) = self.state.gpus.get(index) else { return false };
         let identity = self.nodes.identity(Node::Gpu(gpu.minor));
         identity.is_some_and(|(device, inode)| self.caller.holds(device, inode))
@@ -71,7 +69,7 @@ impl Call<'_> {
     ///
     /// # Errors
     /// No such file, or not one of the driver's.
-    pub fn file_behind(&mut self, n: i32) -> Result<(FileId, Node), Errno> {
+    pub(crate) fn file_behind(&mut self, n: i32) -> Result<(FileId, Node), Errno> {
         let file = self.caller.file(n).map_err(|_| Errno::EBADF)?;
         let node = self.nodes.of(&file).ok_or(Errno::EINVAL)?;
         Ok((self.state.files.identify(&file, node)?, node))
@@ -81,7 +79,7 @@ impl Call<'_> {
     ///
     /// # Errors
     /// [`Status::INVALID_ADDRESS`].
-    pub fn read(&self, address: u64, length: usize) -> Result<Bytes, Status> {
+    pub(crate) fn read(&self, address: u64, length: usize) -> Result<Bytes, Status> {
         self.caller.read(address, length).map(Bytes).map_err(|_| Status::INVALID_ADDRESS)
     }
 
@@ -89,7 +87,7 @@ impl Call<'_> {
     ///
     /// # Errors
     /// [`Status::INVALID_ADDRESS`].
-    pub fn write(&self, address: u64, bytes: &Bytes) -> Result<(), Status> {
+    pub(crate) fn write(&self, address: u64, bytes: &Bytes) -> Result<(), Status> {
         self.caller.write(address, &bytes.0).map_err(|_| Status::INVALID_ADDRESS)
     }
 }

@@ -15,7 +15,7 @@ const MAX_PARAMETERS: u32 = 1 << 20;
 
 /// A control on its way: client, object and the copied parameters.
 #[derive(Debug)]
-pub struct Request {
+pub(crate) struct Request {
     /// The client.
     pub client: u32,
     /// The object.
@@ -29,7 +29,7 @@ pub struct Request {
 }
 
 /// `NV_ESC_RM_CONTROL`.
-pub fn rm_control(call: &mut Call<'_>, block: &mut Bytes) {
+pub(crate) fn rm_control(call: &mut Call<'_>, block: &mut Bytes) {
     call.about.what = Some(block.u32(8));
     call.about.client = block.u32(0);
     call.about.object = block.u32(4);
@@ -97,8 +97,8 @@ fn has_control(class: u32, kind: &str, cmd: u32) -> bool {
 fn check_privilege(call: &Call<'_>, row: &Control) -> Result<(), Status> {
     let nice = control_runlist::needs_nice(row.cmd);
     let allowed = match row.privilege {
-        Privilege::Any => !nice || call.admin || call.caller.may_renice(),
-        Privilege::Root => call.admin,
+        Privilege::Any => !nice || call.admin() || call.caller.may_renice(),
+        Privilege::Root => call.admin(),
         Privilege::Kernel => false,
     };
     if allowed { Ok(()) } else { Err(Status::INSUFFICIENT_PERMISSIONS) }
@@ -118,7 +118,7 @@ fn perform(call: &mut Call<'_>, request: &mut Request) -> Result<(), Status> {
 ///
 /// # Errors
 /// [`Status::INVALID_ADDRESS`], [`Status::INVALID_ARGUMENT`] for a list too long.
-pub fn pair_list(
+pub(crate) fn pair_list(
     call: &Call<'_>,
     count: u32,
     pointer: u64,
@@ -135,7 +135,7 @@ pub fn pair_list(
 }
 
 /// Answers `count` {index, data} pairs that start at `at`.
-pub fn fill_pairs(list: &mut Bytes, at: usize, count: u32, answer: impl Fn(u32) -> Option<u32>) {
+pub(crate) fn fill_pairs(list: &mut Bytes, at: usize, count: u32, answer: impl Fn(u32) -> Option<u32>) {
     let mut at = at;
     for _ in 0..count {
         if let Some(data) = answer(list.u32(at)) {

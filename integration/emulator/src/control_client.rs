@@ -10,17 +10,27 @@ use crate::status::Status;
 const END: u32 = u32::MAX;
 
 /// Performs a control of class 0.
-pub fn perform(call: &mut Call<'_>, request: &mut Request) -> Result<(), Status> {
+pub(crate) fn perform(call: &mut Call<'_>, request: &mut Request) -> Result<(), Status> {
     let client = request.client;
     let block = &mut request.parameters;
     match request.cmd {
         0x101 => build_version(call, block),
-        0x1f0 => { block.set_u32(0, 8); Ok(()) }
-        0x201 => { fill_ids(call, block, 0, 32); Ok(()) }
+        0x1f0 => {
+            block.set_u32(0, 8);
+            Ok(())
+        }
+        0x201 => {
+            fill_ids(call, block, 0, 32);
+            Ok(())
+        }
         0x202 => id_info(call, block, 24),
         0x205 => id_info(call, block, 16),
         0x204 => {
-            let mask = call.state.gpus.iter().fold(0, |mask, gpu| mask | 1_u32.checked_shl(gpu.instance).unwrap_or(0));
+            let mask = call
+                .state
+                .gpus
+                .iter()
+                .fold(0, |mask, gpu| mask | 1_u32.checked_shl(gpu.instance).unwrap_or(0));
             block.set_u32(0, mask);
             Ok(())
         }
@@ -39,7 +49,10 @@ pub fn perform(call: &mut Call<'_>, request: &mut Request) -> Result<(), Status>
             Ok(())
         }
         0x275 => uuid(call, block),
-        0x279 => card(call, block.u32(0)).map(|_| { block.set_u32(4, 0); block.set_u32(8, 0); }),
+        0x279 => card(call, block.u32(0)).map(|_| {
+            block.set_u32(4, 0);
+            block.set_u32(8, 0);
+        }),
         0x288 => {
             let ids: Vec<u32> = call.state.gpus.iter().map(crate::model::Gpu::id).collect();
             block.set_u32(0, u32::try_from(ids.len()).unwrap_or(0));
@@ -52,7 +65,11 @@ pub fn perform(call: &mut Call<'_>, request: &mut Request) -> Result<(), Status>
         }
         0xd01 => {
             let found = call.state.object(client, block.u32(0)).ok_or(Status::OBJECT_NOT_FOUND)?;
-            let kind = match found.kind { "VideoMemory" => 2, "SystemMemory" | "OsDescMemory" => 1, _ => 3 };
+            let kind = match found.kind {
+                "VideoMemory" => 2,
+                "SystemMemory" | "OsDescMemory" => 1,
+                _ => 3,
+            };
             block.set_u32(8, kind);
             Ok(())
         }

@@ -7,19 +7,40 @@ use crate::state::Object;
 use crate::status::Status;
 
 const KNOWN: &[u32] = &[
-    0x0080_0201, 0x0080_0280, 0x0080_0289, 0x0080_0292, 0x0080_1307, 0x2080_0110, 0x2080_0111, 0x2080_0142,
-    0x2080_014a, 0x2080_014b, 0x2080_0170, 0x2080_018d, 0x2080_018e, 0x2080_1301, 0x2080_1303, 0x2080_1320,
-    0x2080_1322, 0x2080_1357, 0x2080_1701, 0x2080_1801, 0x2080_1201, 0x2080_1802, 0x0080_1104, 0x2080_0403,
+    0x0080_0201,
+    0x0080_0280,
+    0x0080_0289,
+    0x0080_0292,
+    0x0080_1307,
+    0x2080_0110,
+    0x2080_0111,
+    0x2080_0142,
+    0x2080_014a,
+    0x2080_014b,
+    0x2080_0170,
+    0x2080_018d,
+    0x2080_018e,
+    0x2080_1301,
+    0x2080_1303,
+    0x2080_1320,
+    0x2080_1322,
+    0x2080_1357,
+    0x2080_1701,
+    0x2080_1801,
+    0x2080_1201,
+    0x2080_1802,
+    0x0080_1104,
+    0x2080_0403,
     0x2080_0123,
 ];
 
 /// Whether this module performs the control.
-pub fn knows(cmd: u32) -> bool {
+pub(crate) fn knows(cmd: u32) -> bool {
     KNOWN.contains(&cmd)
 }
 
 /// Performs a control of class 0x80 or 0x2080.
-pub fn perform(call: &mut Call<'_>, request: &mut Request) -> Result<(), Status> {
+pub(crate) fn perform(call: &mut Call<'_>, request: &mut Request) -> Result<(), Status> {
     let index = request.gpu.ok_or(Status::INVALID_OBJECT)?;
     let gpu = call.state.gpus.get(index).ok_or(Status::INVALID_DEVICE)?.clone();
     let block = &mut request.parameters;
@@ -173,7 +194,7 @@ fn pid_info(call: &Call<'_>, index: usize, block: &mut Bytes) -> Result<(), Stat
     for _ in 0..count {
         let pid = block.u32(at);
         let known = call.state.clients.values().any(|client| client.pid == pid);
-        block.set_u32(at + 8, if known { 0 } else { 0x5e });
+        block.set_u32(at + 8, if known { 0 } else { 0x57 });
         block.set_u64(at + 16, sums.get(&pid).copied().unwrap_or(0));
         block.set(at + 24, &[0; 40]);
         at += 72;

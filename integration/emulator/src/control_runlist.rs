@@ -7,7 +7,7 @@ use crate::state::{Channel, Detail, Group, Object};
 use crate::status::Status;
 
 /// Whether the control asks for the right to change priorities (CAP_SYS_NICE of the caller).
-pub fn needs_nice(cmd: u32) -> bool {
+pub(crate) fn needs_nice(cmd: u32) -> bool {
     matches!(
         cmd,
         0xa06c_0107 | 0xa06c_0109 | 0xa06c_0110 | 0xa06f_0109 | 0xa06f_0111 | 0x2080_1115 | 0x2080_1121
@@ -15,7 +15,7 @@ pub fn needs_nice(cmd: u32) -> bool {
 }
 
 /// Performs it.
-pub fn perform(call: &mut Call<'_>, request: &mut Request) -> Result<(), Status> {
+pub(crate) fn perform(call: &mut Call<'_>, request: &mut Request) -> Result<(), Status> {
     let (client, object) = (request.client, request.object);
     let block = &mut request.parameters;
     match request.cmd {

@@ -51,7 +51,7 @@ fn yes() -> bool {
 }
 
 /// The answer to one line.
-pub fn answer(emulator: &Emulator, line: &str) -> Value {
+pub(crate) fn answer(emulator: &Emulator, line: &str) -> Value {
     match serde_json::from_str(line) {
         Ok(ask) => perform(emulator, ask).unwrap_or_else(|error| json!({"ok": false, "error": error})),
         Err(error) => json!({"ok": false, "error": format!("not a request: {error}")}),
@@ -64,9 +64,9 @@ fn perform(emulator: &Emulator, ask: Ask) -> Result<Value, String> {
             let hanging = emulator.faults.hanging();
             Ok(emulator.look(|state, journal| usage(state, journal.last(), hanging)))
         }
-        Ask::Journal { after, most } => Ok(emulator.look(|_, journal| {
-            json!({"ok": true, "last": journal.last(), "calls": journal.after(after, most)})
-        })),
+        Ask::Journal { after, most } => Ok(emulator.look(
+            |_, journal| json!({"ok": true, "last": journal.last(), "calls": journal.after(after, most)}),
+        )),
         Ask::Fault(fault) => Ok(json!({"ok": true, "id": emulator.faults.plant(fault)})),
         Ask::Release { id } => {
             emulator.faults.release(id);
@@ -98,18 +98,31 @@ fn usage(state: &mut State, last: u64, hanging: u32) -> Value {
             "total": state.store.size(index), "used": state.store.used(index), "by_pid": by_pid, "lost": gpu.lost,
         })
     }).collect();
-    let clients: Vec<Value> = state.clients.iter().map(|(handle, client)| {
-        json!({"handle": handle, "pid": client.pid, "uid": client.uid, "file": client.file.0,
+    let clients: Vec<Value> = state
+        .clients
+        .iter()
+        .map(|(handle, client)| {
+            json!({"handle": handle, "pid": client.pid, "uid": client.uid, "file": client.file.0,
                "objects": client.objects.len()})
-    }).collect();
-    let files: Vec<Value> = state.files.all().map(|(id, file)| {
-        json!({"id": id.0, "node": file.node.name(), "control": file.control.map(|one| one.0),
+        })
+        .collect();
+    let files: Vec<Value> = state
+        .files
+        .all()
+        .map(|(id, file)| {
+            json!({"id": id.0, "node": file.node.name(), "control": file.control.map(|one| one.0),
                "exports": file.exports.len()})
-    }).collect();
-    let mappings: Vec<Value> = state.mappings.iter().map(|(number, mapping)| {
-        let on_card = state.store.find(mapping.memory).is_some_and(|one| matches!(one.place, Place::Card(_)));
-        json!({"number": number, "bytes": mapping.length, "card": on_card})
-    }).collect();
+        })
+        .collect();
+    let mappings: Vec<Value> = state
+        .mappings
+        .iter()
+        .map(|(number, mapping)| {
+            let on_card =
+                state.store.find(mapping.memory).is_some_and(|one| matches!(one.place, Place::Card(_)));
+            json!({"number": number, "bytes": mapping.length, "card": on_card})
+        })
+        .collect();
     json!({
         "ok": true, "driver": state.version, "gpus": gpus, "clients": clients, "files": files,
         "mappings": mappings, "uvm_spaces": state.spaces.len(), "os_events": state.os_events.len(),

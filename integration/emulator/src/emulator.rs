@@ -20,7 +20,7 @@ use crate::journal::{Entry, Journal};
 use crate::model::Gpu;
 use crate::nodes::{Node, Nodes};
 use crate::state::State;
-use crate::{engine, escape, uvm};
+use crate::{engine, escape, table, uvm};
 
 /// What comes of an ioctl.
 #[derive(Debug)]
@@ -127,6 +127,7 @@ impl Emulator {
             node: node.name(),
             cmd,
             what: about.what,
+            name: about.what.and_then(|what| name_of(node, cmd, what)),
             client: about.client,
             object: about.object,
             status: about.status,
@@ -152,7 +153,6 @@ impl Emulator {
             nodes: &self.nodes,
             file: id,
             node,
-            admin: caller.is_admin(),
             about: About::default(),
             install: None,
         };
@@ -182,6 +182,18 @@ impl Emulator {
         let core = &mut *core;
         core.state.sweep();
         look(&mut core.state, &core.journal)
+    }
+}
+
+/// The driver's name for a class, control or UVM command.
+fn name_of(node: Node, cmd: u32, what: u32) -> Option<&'static str> {
+    if matches!(node, Node::Uvm | Node::UvmTools) {
+        return table::uvm_command(what).map(|row| row.name);
+    }
+    match cmd & 0xff {
+        table::escape::RM_CONTROL => table::control(what).map(|row| row.name),
+        table::escape::RM_ALLOC | table::escape::RM_ALLOC_MEMORY => table::class(what).map(|row| row.name),
+        _ => None,
     }
 }
 

@@ -13,7 +13,7 @@ const GET: u64 = 0x88;
 const PUT: u64 = 0x8c;
 
 /// One step of every channel.
-pub fn step(state: &mut State) {
+pub(crate) fn step(state: &mut State) {
     let State { clients, store, .. } = state;
     for client in clients.values_mut() {
         let scheduled: Vec<u32> = client

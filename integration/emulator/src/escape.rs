@@ -20,7 +20,7 @@ const MAX_XFER: u32 = 16384;
 ///
 /// # Errors
 /// The errno.
-pub fn perform(call: &mut Call<'_>, cmd: u32, address: u64) -> Result<i32, Errno> {
+pub(crate) fn perform(call: &mut Call<'_>, cmd: u32, address: u64) -> Result<i32, Errno> {
     let mut nr = cmd & 0xff;
     let mut size = (cmd >> 16) & 0x3fff;
     let mut address = address;
@@ -73,7 +73,7 @@ fn dispatch(call: &mut Call<'_>, nr: u32, block: &mut Bytes) -> Result<(), Errno
         escape::CHECK_VERSION_STR => return check_version(call, block),
         escape::SYS_PARAMS => return sys_params(call, block),
         escape::NUMA_INFO => numa_info(call, block),
-        escape::SET_NUMA_STATUS if !call.admin => return Err(Errno::EACCES),
+        escape::SET_NUMA_STATUS if !call.admin() => return Err(Errno::EACCES),
         escape::REGISTER_FD => return register_fd(call, block),
         escape::ALLOC_OS_EVENT => alloc_os_event(call, block),
         escape::FREE_OS_EVENT => free_os_event(call, block),

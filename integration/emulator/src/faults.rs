@@ -172,7 +172,7 @@ fn peek(caller: &Caller, node: Node, cmd: u32, address: u64) -> Option<u32> {
 }
 
 /// Where a command has its status.
-pub fn status_at(node: Node, cmd: u32) -> Option<usize> {
+pub(crate) fn status_at(node: Node, cmd: u32) -> Option<usize> {
     if !matches!(node, Node::Control | Node::Gpu(_)) {
         return crate::table::uvm_command(cmd)?.status;
     }

@@ -9,7 +9,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
@@ -67,12 +67,12 @@ fn lock(kind: libc::c_int, at: i64) -> libc::flock {
 ///
 /// # Errors
 /// That of fcntl; EBADF for a write-only file.
-pub fn mark(file: impl AsFd, at: i64) -> Result<(), Errno> {
+pub(crate) fn mark(file: impl AsFd, at: i64) -> Result<(), Errno> {
     fcntl(file, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, at))).map(drop)
 }
 
 /// Whether some other open file description still holds the mark at `at`.
-pub fn marked(probe: impl AsFd, at: i64) -> bool {
+pub(crate) fn marked(probe: impl AsFd, at: i64) -> bool {
     let mut found = lock(libc::F_WRLCK, at);
     match fcntl(probe, FcntlArg::F_OFD_GETLK(&mut found)) {
         Ok(_) => libc::c_int::from(found.l_type) != libc::F_UNLCK,
@@ -142,9 +142,4 @@ impl Files {
             .collect();
         closed.into_iter().filter_map(|id| Some((id, self.open.remove(&id)?))).collect()
     }
-}
-
-/// The number of a descriptor, for messages.
-pub fn number(file: &OwnedFd) -> i32 {
-    file.as_raw_fd()
 }

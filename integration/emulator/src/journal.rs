@@ -17,6 +17,8 @@ pub struct Entry {
     pub cmd: u32,
     /// Class, control or function, where the command has one.
     pub what: Option<u32>,
+    /// The driver's name for that.
+    pub name: Option<&'static str>,
     /// Client named.
     pub client: u32,
     /// Object named or made.

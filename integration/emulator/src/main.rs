@@ -73,7 +73,8 @@ fn serve(root: PathBuf, gpus: &[String], version: String, seed: u64) -> Result<(
     let gpus = cards(gpus, seed)?;
     let uuids: Vec<String> = gpus.iter().map(Gpu::uuid_text).collect();
     let options = Options { root: root.clone(), gpus, version };
-    let emulator = Arc::new(Emulator::new(options).with_context(|| format!("nodes under {}", root.display()))?);
+    let emulator =
+        Arc::new(Emulator::new(options).with_context(|| format!("nodes under {}", root.display()))?);
     start(&emulator)?;
     println!("{}", serde_json::json!({"ready": true, "root": root, "gpus": uuids}));
     std::io::stdout().flush()?;

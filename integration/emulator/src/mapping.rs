@@ -20,7 +20,7 @@ use crate::sys;
 const COOKIES: u64 = 0x7000_0000_0000;
 
 /// `NV_ESC_RM_MAP_MEMORY`.
-pub fn map(call: &mut Call<'_>, block: &mut Bytes) {
+pub(crate) fn map(call: &mut Call<'_>, block: &mut Bytes) {
     let (client, handle) = (block.u32(0), block.u32(8));
     call.about.client = client;
     call.about.object = handle;
@@ -92,7 +92,7 @@ fn hand_out(
 }
 
 /// `NV_ESC_RM_UNMAP_MEMORY`: by the address cookie.
-pub fn unmap(call: &mut Call<'_>, block: &mut Bytes) {
+pub(crate) fn unmap(call: &mut Call<'_>, block: &mut Bytes) {
     let (client, handle, cookie) = (block.u32(0), block.u32(8), block.u64(16));
     call.about.client = client;
     call.about.object = handle;
@@ -104,7 +104,8 @@ pub fn unmap(call: &mut Call<'_>, block: &mut Bytes) {
 fn try_unmap(call: &mut Call<'_>, client: u32, handle: u32, cookie: u64) -> Result<(), Status> {
     let owner = call.state.client(client, call.file, Status::INVALID_CLIENT)?;
     let object = owner.objects.get_mut(&handle).ok_or(Status::OBJECT_NOT_FOUND)?;
-    let at = object.mappings.iter().position(|(key, _)| *key == cookie).ok_or(Status::INVALID_OBJECT_HANDLE)?;
+    let at =
+        object.mappings.iter().position(|(key, _)| *key == cookie).ok_or(Status::INVALID_OBJECT_HANDLE)?;
     let (_, number) = object.mappings.remove(at);
     let what = format!("mapping of object {handle:#x} of client {client:#x} undone");
     call.state.check_stale(number, call.caller.pid, &what);
@@ -112,7 +113,7 @@ fn try_unmap(call: &mut Call<'_>, client: u32, handle: u32, cookie: u64) -> Resu
 }
 
 /// `NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO`: the old key becomes the new one.
-pub fn update(call: &mut Call<'_>, block: &mut Bytes) {
+pub(crate) fn update(call: &mut Call<'_>, block: &mut Bytes) {
     let (client, handle, old, new) = (block.u32(0), block.u32(8), block.u64(16), block.u64(24));
     call.about.client = client;
     call.about.object = handle;
@@ -131,7 +132,7 @@ pub fn update(call: &mut Call<'_>, block: &mut Bytes) {
 }
 
 /// `NV_ESC_RM_MAP_MEMORY_DMA`: into a GPU address space; the emulator checks the handles only.
-pub fn map_dma(call: &mut Call<'_>, block: &mut Bytes) {
+pub(crate) fn map_dma(call: &mut Call<'_>, block: &mut Bytes) {
     let status = check_dma(call, block).err().unwrap_or(Status::OK);
     call.about.status = Some(status.0);
     block.set_u32(56, status.0);
@@ -148,7 +149,7 @@ fn check_dma(call: &mut Call<'_>, block: &Bytes) -> Result<(), Status> {
 }
 
 /// `NV_ESC_RM_UNMAP_MEMORY_DMA`.
-pub fn unmap_dma(call: &mut Call<'_>, block: &mut Bytes) {
+pub(crate) fn unmap_dma(call: &mut Call<'_>, block: &mut Bytes) {
     let status = check_dma(call, block).err().unwrap_or(Status::OK);
     call.about.status = Some(status.0);
     block.set_u32(40, status.0);

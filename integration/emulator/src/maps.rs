@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// One mapping of the file looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mapping {
+pub(crate) struct Mapping {
     /// The process.
     pub pid: u32,
     /// First address.
@@ -17,7 +17,7 @@ pub struct Mapping {
 }
 
 /// First address and end of a line of a maps file.
-pub fn range(line: &str) -> Option<(u64, u64)> {
+pub(crate) fn range(line: &str) -> Option<(u64, u64)> {
     let (from, to) = line.split_whitespace().next()?.split_once('-')?;
     Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(to, 16).ok()?))
 }
@@ -33,7 +33,7 @@ fn of_line(pid: u32, line: &str, inode: u64) -> Option<Mapping> {
 }
 
 /// Every shared mapping of the file at `path` in any process. Threads and vanished processes are skipped.
-pub fn of_file(path: &Path) -> Vec<Mapping> {
+pub(crate) fn of_file(path: &Path) -> Vec<Mapping> {
     let Ok(file) = std::fs::metadata(path) else { return Vec::new() };
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let mut found = Vec::new();
@@ -56,7 +56,10 @@ mod tests {
     fn a_maps_line_is_read_with_its_inode_and_sharing() {
         let line = "7f0000200000-7f0000400000 rw-s 7f0000200000 00:2b 3          /dev/nvidia-uvm";
         let mapping = of_line(9, line, 3).unwrap();
-        assert_eq!((mapping.start, mapping.end, mapping.offset), (0x7f00_0020_0000, 0x7f00_0040_0000, 0x7f00_0020_0000));
+        assert_eq!(
+            (mapping.start, mapping.end, mapping.offset),
+            (0x7f00_0020_0000, 0x7f00_0040_0000, 0x7f00_0020_0000)
+        );
         assert!(of_line(9, line, 4).is_none());
         assert!(of_line(9, &line.replace("rw-s", "rw-p"), 3).is_none());
     }

@@ -66,7 +66,7 @@ const HUGE_PAGE: u64 = 2 << 20;
 
 /// `size` as the driver's heap rounds it: to 2 MiB from 2 MiB up, else to 64 KiB, unless the attributes of the
 /// request name a page size.
-pub fn rounded(size: u64, attr: u32, attr2: u32) -> Option<u64> {
+pub(crate) fn rounded(size: u64, attr: u32, attr2: u32) -> Option<u64> {
     let page = match (attr >> 23) & 3 {
         1 | 2 => PAGE,
         3 if (attr2 >> 20) & 3 == 2 => 512 << 20,
@@ -108,12 +108,12 @@ impl Store {
         }
     }
 
-    /// One reference less; true when that was the last.
-    pub fn release(&mut self, id: MemoryId) -> bool {
-        let Some(allocation) = self.allocations.get_mut(&id) else { return false };
+    /// One reference less; the memory goes with the last.
+    pub fn release(&mut self, id: MemoryId) {
+        let Some(allocation) = self.allocations.get_mut(&id) else { return };
         allocation.references = allocation.references.saturating_sub(1);
         if allocation.references > 0 {
-            return false;
+            return;
         }
         if let Some(gone) = self.allocations.remove(&id)
             && let Place::Card(index) = gone.place
@@ -121,7 +121,6 @@ impl Store {
         {
             card.used = card.used.saturating_sub(gone.size);
         }
-        true
     }
 
     /// The allocation.
@@ -170,7 +169,9 @@ impl Store {
         };
         let file = match file {
             Some(file) => file,
-            None => memfd_create(c"nvidia", MFdFlags::MFD_CLOEXEC).map(File::from).map_err(|_| Status::NO_MEMORY)?,
+            None => memfd_create(c"nvidia", MFdFlags::MFD_CLOEXEC)
+                .map(File::from)
+                .map_err(|_| Status::NO_MEMORY)?,
         };
         grown(made.insert(file), length)
     }
@@ -218,10 +219,11 @@ mod tests {
         let all = store.allocate(Place::Card(0), 1 << 20, 7).unwrap();
         assert_eq!(store.allocate(Place::Card(0), 1, 7), Err(Status::NO_MEMORY));
         store.retain(all);
-        assert!(!store.release(all));
+        store.release(all);
         assert_eq!(store.by_owner(0).get(&7), Some(&(1 << 20)));
-        assert!(store.release(all));
+        store.release(all);
         assert_eq!(store.used(0), 0);
-        assert!(!store.release(all));
+        store.release(all);
+        assert_eq!(store.used(0), 0);
     }
 }

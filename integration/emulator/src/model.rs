@@ -22,7 +22,8 @@ pub struct Model {
 const MIB: u64 = 1 << 20;
 
 /// Classes of a Hopper.
-const HOPPER: &[u32] = &[0xc86f, 0xcbc0, 0xcb97, 0xc8b5, 0xc661, 0xc461, 0xc361, 0xcba2, 0x902d, 0xa140, 0x90e6];
+const HOPPER: &[u32] =
+    &[0xc86f, 0xcbc0, 0xcb97, 0xc8b5, 0xc661, 0xc461, 0xc361, 0xcba2, 0x902d, 0xa140, 0x90e6];
 /// Classes of an Ampere of the GA10x line.
 const AMPERE: &[u32] = &[0xc56f, 0xc7c0, 0xc797, 0xc7b5, 0xc461, 0xc361, 0x902d, 0xa140, 0x90e6];
 
@@ -124,7 +125,8 @@ mod tests {
     #[test]
     fn a_uuid_depends_on_seed_and_place_alone() {
         let model = model("h200").unwrap();
-        let [a, b, c] = [(0, 1), (0, 1), (1, 1)].map(|(minor, seed)| Gpu::new(model, minor, None, seed).uuid_text());
+        let [a, b, c] =
+            [(0, 1), (0, 1), (1, 1)].map(|(minor, seed)| Gpu::new(model, minor, None, seed).uuid_text());
         assert_eq!(a, b);
         assert_ne!(a, c);
         assert_eq!(a.len(), "GPU-".len() + 36);

@@ -117,7 +117,9 @@ impl Nodes {
              GCC version:  none\n"
         );
         fs::write(nvidia.join("version"), version)?;
-        let devices = format!("Character devices:\n195 nvidia\n195 nvidiactl\n{UVM_MAJOR} nvidia-uvm\n\nBlock devices:\n");
+        let devices = format!(
+            "Character devices:\n195 nvidia\n195 nvidiactl\n{UVM_MAJOR} nvidia-uvm\n\nBlock devices:\n"
+        );
         fs::write(proc.join("devices"), devices)?;
         for gpu in gpus {
             let place = nvidia.join("gpus").join(gpu.pci_text());
@@ -139,7 +141,10 @@ impl Nodes {
     /// Which node `file` is an open file of.
     pub fn of(&self, file: impl AsFd) -> Option<Node> {
         let identity = nix::sys::stat::fstat(file).ok()?;
-        let found = self.known.iter().find(|(_, device, inode)| (*device, *inode) == (identity.st_dev, identity.st_ino));
+        let found = self
+            .known
+            .iter()
+            .find(|(_, device, inode)| (*device, *inode) == (identity.st_dev, identity.st_ino));
         found.map(|(node, _, _)| *node)
     }
 

@@ -12,8 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, accept4,
-    bind, getsockopt, listen, recvmsg, sendmsg, socket, sockopt::PeerCredentials,
+    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
+    accept4, bind, getsockopt, listen, recvmsg, sendmsg, socket, sockopt::PeerCredentials,
 };
 
 use crate::caller::Caller;

@@ -11,7 +11,7 @@ use crate::state::{Detail, Object};
 use crate::status::Status;
 
 /// `NV_ESC_RM_DUP_OBJECT`.
-pub fn dup_object(call: &mut Call<'_>, block: &mut Bytes) {
+pub(crate) fn dup_object(call: &mut Call<'_>, block: &mut Bytes) {
     let (client, source) = (block.u32(0), block.u32(12));
     call.about.client = client;
     call.about.object = block.u32(8);
@@ -36,12 +36,18 @@ fn duplicate(call: &mut Call<'_>, block: &Bytes, client: u32, source: u32) -> Re
     let parent_gpu = target_parent.ok_or(Status::OBJECT_NOT_FOUND)?;
     let copies = matches!(
         object.kind,
-        "VideoMemory" | "SystemMemory" | "OsDescMemory" | "NoDeviceMemory" | "VaSpaceApi" | "Subdevice" | "Device"
+        "VideoMemory"
+            | "SystemMemory"
+            | "OsDescMemory"
+            | "NoDeviceMemory"
+            | "VaSpaceApi"
+            | "Subdevice"
+            | "Device"
     );
     if !copies {
         return Err(Status::INVALID_ARGUMENT);
     }
-    if !same_process && !call.admin {
+    if !same_process && !call.admin() {
         return Err(Status::INSUFFICIENT_PERMISSIONS);
     }
     let mut copy = Object::new(object.class, object.kind, parent, parent_gpu.or(object.gpu));
@@ -54,7 +60,7 @@ fn duplicate(call: &mut Call<'_>, block: &Bytes, client: u32, source: u32) -> Re
 }
 
 /// `NV_ESC_RM_SHARE`: accepted for an object of the client's own.
-pub fn share(call: &mut Call<'_>, block: &mut Bytes) {
+pub(crate) fn share(call: &mut Call<'_>, block: &mut Bytes) {
     let (client, handle) = (block.u32(0), block.u32(4));
     call.about.client = client;
     call.about.object = handle;
@@ -71,7 +77,7 @@ pub fn share(call: &mut Call<'_>, block: &mut Bytes) {
 ///
 /// # Errors
 /// The driver's status.
-pub fn export(call: &mut Call<'_>, client: u32, parameters: &mut Bytes) -> Result<(), Status> {
+pub(crate) fn export(call: &mut Call<'_>, client: u32, parameters: &mut Bytes) -> Result<(), Status> {
     if parameters.u32(0) != 1 {
         return Err(Status::INVALID_ARGUMENT);
     }
@@ -83,7 +89,7 @@ pub fn export(call: &mut Call<'_>, client: u32, parameters: &mut Bytes) -> Resul
 ///
 /// # Errors
 /// The driver's status.
-pub fn export_many(call: &mut Call<'_>, client: u32, parameters: &mut Bytes) -> Result<(), Status> {
+pub(crate) fn export_many(call: &mut Call<'_>, client: u32, parameters: &mut Bytes) -> Result<(), Status> {
     const MOST: u16 = 512;
     let (count, first) = (parameters.u16(2124), parameters.u16(2126));
     if count > MOST {
@@ -129,7 +135,7 @@ fn take(call: &mut Call<'_>, fd: i32, slot: u16) -> Result<Export, Status> {
 ///
 /// # Errors
 /// The driver's status.
-pub fn import(call: &mut Call<'_>, client: u32, parameters: &mut Bytes) -> Result<(), Status> {
+pub(crate) fn import(call: &mut Call<'_>, client: u32, parameters: &mut Bytes) -> Result<(), Status> {
     let export = take(call, parameters.i32(0), 0)?;
     let (parent, wanted) = (parameters.u32(12), parameters.u32(16));
     let handle = place(call, client, parent, wanted, &export)?;
@@ -141,7 +147,7 @@ pub fn import(call: &mut Call<'_>, client: u32, parameters: &mut Bytes) -> Resul
 ///
 /// # Errors
 /// The driver's status.
-pub fn import_many(call: &mut Call<'_>, client: u32, parameters: &mut Bytes) -> Result<(), Status> {
+pub(crate) fn import_many(call: &mut Call<'_>, client: u32, parameters: &mut Bytes) -> Result<(), Status> {
     const MOST: u16 = 128;
     let (count, first) = (parameters.u16(648), parameters.u16(650));
     if count > MOST {
@@ -173,12 +179,13 @@ fn place(call: &mut Call<'_>, client: u32, parent: u32, wanted: u32, export: &Ex
 ///
 /// # Errors
 /// The driver's status.
-pub fn export_info(call: &mut Call<'_>, parameters: &mut Bytes) -> Result<(), Status> {
+pub(crate) fn export_info(call: &mut Call<'_>, parameters: &mut Bytes) -> Result<(), Status> {
     let (file, _) = call.file_behind(parameters.i32(0)).map_err(|_| Status::INVALID_ARGUMENT)?;
     let open = call.state.files.find(file).ok_or(Status::INVALID_ARGUMENT)?;
     let first = open.exports.values().next().ok_or(Status::OBJECT_NOT_FOUND)?;
     let count = u16::try_from(open.exports.len()).unwrap_or(u16::MAX);
-    let instance = first.gpu.and_then(|index| call.state.gpus.get(index)).map_or(u32::MAX, |gpu| gpu.instance);
+    let instance =
+        first.gpu.and_then(|index| call.state.gpus.get(index)).map_or(u32::MAX, |gpu| gpu.instance);
     parameters.set_u32(4, instance);
     parameters.set_u32(8, u32::MAX);
     parameters.set_u16(12, count);

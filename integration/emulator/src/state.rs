@@ -173,7 +173,7 @@ pub struct State {
 }
 
 /// First client handle that the driver gives out.
-pub const FIRST_CLIENT: u32 = 0xc1d0_0000;
+pub(crate) const FIRST_CLIENT: u32 = 0xc1d0_0000;
 /// First object handle that the driver gives out within a client.
 const FIRST_OBJECT: u32 = 0xcaf0_0000;
 
@@ -266,7 +266,7 @@ impl State {
         let held = object.held.clone();
         let placed = self.place(client, wanted, object);
         if placed.is_err() {
-            held.into_iter().for_each(|id| drop(self.store.release(id)));
+            held.into_iter().for_each(|id| self.store.release(id));
         }
         placed
     }
@@ -304,7 +304,8 @@ impl State {
                 .iter()
                 .filter(|(at, object)| {
                     !doomed.contains(at)
-                        && (doomed.contains(&object.parent) || object.depends.iter().any(|on| doomed.contains(on)))
+                        && (doomed.contains(&object.parent)
+                            || object.depends.iter().any(|on| doomed.contains(on)))
                 })
                 .map(|(at, _)| *at)
                 .collect();
@@ -323,7 +324,7 @@ impl State {
             for (_, mapping) in &object.mappings {
                 self.check_stale(*mapping, by, &format!("object {at:#x} of client {client:#x} freed"));
             }
-            object.held.iter().for_each(|id| drop(self.store.release(*id)));
+            object.held.iter().for_each(|id| self.store.release(*id));
         }
     }
 
@@ -344,7 +345,8 @@ impl State {
         }
         self.mappings.retain(|at, mapping| mapping.alive(*at));
         loop {
-            let ready: Vec<FileId> = self.closed.keys().filter(|id| !self.kept_alive(**id)).copied().collect();
+            let ready: Vec<FileId> =
+                self.closed.keys().filter(|id| !self.kept_alive(**id)).copied().collect();
             if ready.is_empty() {
                 return;
             }
@@ -371,13 +373,13 @@ impl State {
             self.drop_export(export);
         }
         if let Some(space) = self.spaces.remove(&id) {
-            space.into_held().into_iter().for_each(|memory| drop(self.store.release(memory)));
+            space.into_held().into_iter().for_each(|memory| self.store.release(memory));
         }
     }
 
     /// Gives back what an export held.
     pub fn drop_export(&mut self, export: Export) {
-        export.memory.into_iter().for_each(|id| drop(self.store.release(id)));
+        export.memory.into_iter().for_each(|id| self.store.release(id));
     }
 
     /// Node of an open file, closed ones included.

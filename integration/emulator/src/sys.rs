@@ -22,7 +22,7 @@ fn number(result: libc::c_long) -> io::Result<RawFd> {
 ///
 /// # Errors
 /// The process is gone.
-pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
+pub(crate) fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open takes two integers and touches no memory of ours.
     let result = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::c_long::from(pid), 0) };
     number(result).map(own)
@@ -32,7 +32,7 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// EBADF: no such file; ESRCH: no such process.
-pub fn pidfd_getfd(process: BorrowedFd<'_>, n: i32) -> io::Result<OwnedFd> {
+pub(crate) fn pidfd_getfd(process: BorrowedFd<'_>, n: i32) -> io::Result<OwnedFd> {
     let process = libc::c_long::from(process.as_raw_fd());
     // SAFETY: pidfd_getfd takes three integers and touches no memory of ours.
     let result = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process, libc::c_long::from(n), 0) };
@@ -40,7 +40,7 @@ pub fn pidfd_getfd(process: BorrowedFd<'_>, n: i32) -> io::Result<OwnedFd> {
 }
 
 /// Takes ownership of files that `recvmsg` put into our table.
-pub fn received(numbers: &[RawFd]) -> Vec<OwnedFd> {
+pub(crate) fn received(numbers: &[RawFd]) -> Vec<OwnedFd> {
     numbers.iter().map(|n| own(*n)).collect()
 }
 
@@ -48,6 +48,6 @@ pub fn received(numbers: &[RawFd]) -> Vec<OwnedFd> {
 ///
 /// # Errors
 /// That of open.
-pub fn reopen(file: BorrowedFd<'_>) -> io::Result<File> {
+pub(crate) fn reopen(file: BorrowedFd<'_>) -> io::Result<File> {
     std::fs::OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

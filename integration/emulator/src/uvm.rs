@@ -73,7 +73,7 @@ impl VaSpace {
 ///
 /// # Errors
 /// The errno: EINVAL for a number that the node doesn't take.
-pub fn perform(call: &mut Call<'_>, cmd: u32, address: u64) -> Result<i32, Errno> {
+pub(crate) fn perform(call: &mut Call<'_>, cmd: u32, address: u64) -> Result<i32, Errno> {
     let row = table::uvm_command(cmd).ok_or(Errno::EINVAL)?;
     let right_node = (row.node == UvmNode::Tools) == (call.node == Node::UvmTools);
     if !right_node {
@@ -122,12 +122,12 @@ fn command(call: &mut Call<'_>, cmd: u32, block: &mut Bytes) -> Result<(), Statu
         28 => {
             let key = (block.u32(16), block.u32(20));
             let held = space(call)?.channels.remove(&key).ok_or(Status::INVALID_CHANNEL)?;
-            held.into_iter().for_each(|id| drop(call.state.store.release(id)));
+            held.into_iter().for_each(|id| call.state.store.release(id));
         }
         33 => map_external(call, block)?,
         34 => {
             let range = space(call)?.external.remove(&base).ok_or(Status::INVALID_ADDRESS)?;
-            range.held.into_iter().for_each(|id| drop(call.state.store.release(id)));
+            range.held.into_iter().for_each(|id| call.state.store.release(id));
         }
         37 => register_gpu(call, block)?,
         38 if !space(call)?.cards.remove(&uuid(block, 0)) => return Err(Status::INVALID_DEVICE),
@@ -139,7 +139,7 @@ fn command(call: &mut Call<'_>, cmd: u32, block: &mut Bytes) -> Result<(), Statu
         66 => {
             let range = space(call)?.range_over(base, length).ok_or(Status::INVALID_ADDRESS)?;
             let held = std::mem::take(&mut range.held);
-            held.into_iter().for_each(|id| drop(call.state.store.release(id)));
+            held.into_iter().for_each(|id| call.state.store.release(id));
         }
         69 => drop_zombies(call.state, call.nodes),
         62..=64 | 77 | 78 => return Err(Status::NOT_SUPPORTED),
@@ -263,10 +263,13 @@ fn managed(call: &mut Call<'_>, base: u64, length: u64) -> Result<(), Status> {
     if space(call)?.range_over(base, length).is_some() {
         return Ok(());
     }
-    let (pid, multi_process) = { let space = space(call)?; (space.pid, space.multi_process()) };
-    let found = maps::of_file(&call.nodes.path(Node::Uvm)).into_iter().find(|mapping| {
-        mapping.start <= base && end <= mapping.end && mapping.start == mapping.offset
-    });
+    let (pid, multi_process) = {
+        let space = space(call)?;
+        (space.pid, space.multi_process())
+    };
+    let found = maps::of_file(&call.nodes.path(Node::Uvm))
+        .into_iter()
+        .find(|mapping| mapping.start <= base && end <= mapping.end && mapping.start == mapping.offset);
     let found = found.ok_or(Status::INVALID_ADDRESS)?;
     if multi_process || found.pid == pid { Ok(()) } else { Err(Status::INVALID_ADDRESS) }
 }
@@ -287,7 +290,7 @@ fn migrate(call: &mut Call<'_>, block: &Bytes) -> Result<(), Status> {
 }
 
 /// Gives back card memory of managed ranges that nobody maps any more.
-pub fn drop_zombies(state: &mut State, nodes: &crate::nodes::Nodes) {
+pub(crate) fn drop_zombies(state: &mut State, nodes: &crate::nodes::Nodes) {
     if state.spaces.values().all(|space| space.resident.is_empty()) {
         return;
     }
@@ -302,5 +305,5 @@ pub fn drop_zombies(state: &mut State, nodes: &crate::nodes::Nodes) {
             mapped
         });
     }
-    gone.into_iter().for_each(|memory| drop(state.store.release(memory)));
+    gone.into_iter().for_each(|memory| state.store.release(memory));
 }

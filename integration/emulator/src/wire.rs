@@ -66,7 +66,10 @@ impl Request {
     pub fn decode(bytes: &[u8]) -> io::Result<Self> {
         let bytes = exact(bytes)?;
         let [low, high] = [word(&bytes, 8), word(&bytes, 12)].map(u32::from_le_bytes);
-        Ok(Request { cmd: u32::from_le_bytes(word(&bytes, 0)), address: u64::from(high) << 32 | u64::from(low) })
+        Ok(Request {
+            cmd: u32::from_le_bytes(word(&bytes, 0)),
+            address: u64::from(high) << 32 | u64::from(low),
+        })
     }
 }
 

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use serde_json::json;
 
 use crate::bytes::Block;
+use crate::context::Context;
 use crate::driver::{self, Trouble, direct, frontend};
 use crate::race;
 use crate::report::{self, Outcome};
@@ -17,12 +18,23 @@ use crate::share::in_child;
 
 /// Names in the order of `all`.
 const NAMES: &[&str] = &[
-    "sizes", "pointers", "files", "handles", "abi32", "x32", "io-uring", "high-bits", "type-bytes", "xfer", "swap",
-    "clone", "raw",
+    "sizes",
+    "pointers",
+    "files",
+    "handles",
+    "abi32",
+    "x32",
+    "io-uring",
+    "high-bits",
+    "type-bytes",
+    "xfer",
+    "swap",
+    "clone",
+    "raw",
 ];
 
 /// `attack NAME`.
-pub fn run(name: &str) -> Result<Outcome, Trouble> {
+pub(crate) fn run(name: &str) -> Result<Outcome, Trouble> {
     if name == "all" {
         let mut worst = Outcome::Done;
         for name in NAMES {
@@ -78,9 +90,11 @@ fn case(
 }
 
 /// Whether the file is one of the driver's nodes, by its name under /dev.
-pub fn is_node(file: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_node(file: BorrowedFd<'_>) -> bool {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    link.is_ok_and(|path| path.starts_with(driver::directory()) && path.to_str().is_some_and(|text| text.contains("nvidia")))
+    link.is_ok_and(|path| {
+        path.starts_with(driver::directory()) && path.to_str().is_some_and(|text| text.contains("nvidia"))
+    })
 }
 
 fn sizes() -> Result<bool, Trouble> {
@@ -115,8 +129,14 @@ fn sizes() -> Result<bool, Trouble> {
     for size in [0_usize, 1, 383, 385, 4096] {
         let parameters = Block::zeroed(size);
         let mut block = control_block(client.handle, client.handle, 0x214, &parameters);
-        reached |= case("sizes", &format!("control 0x214 with {size} bytes of parameters"), control,
-            frontend(0x2a, 32), &mut block, Some(28));
+        reached |= case(
+            "sizes",
+            &format!("control 0x214 with {size} bytes of parameters"),
+            control,
+            frontend(0x2a, 32),
+            &mut block,
+            Some(28),
+        );
     }
     Ok(reached)
 }
@@ -137,32 +157,48 @@ fn pointers() -> Result<bool, Trouble> {
         }
         let mut block = control_block(client.handle, client.handle, 0x214, &Block::zeroed(384));
         block.set_u64(16, address);
-        reached |= case("pointers", &format!("parameters at {address:#x}"), control, frontend(0x2a, 32), &mut block,
-            Some(28));
+        reached |= case(
+            "pointers",
+            &format!("parameters at {address:#x}"),
+            control,
+            frontend(0x2a, 32),
+            &mut block,
+            Some(28),
+        );
         let mut nested = Block::zeroed(40);
         nested.set_u32(0, 80);
         nested.set_u64(8, address);
         nested.set_u64(16, address);
         nested.set_u64(24, address);
         let mut block = control_block(client.handle, client.handle, 0x101, &nested);
-        reached |= case("pointers", &format!("strings at {address:#x}"), control, frontend(0x2a, 32), &mut block,
-            Some(28));
+        reached |= case(
+            "pointers",
+            &format!("strings at {address:#x}"),
+            control,
+            frontend(0x2a, 32),
+            &mut block,
+            Some(28),
+        );
     }
     let mut list = Block::zeroed(16);
     list.set_u32(0, u32::MAX);
     list.set_u64(8, list.address());
     let mut block = control_block(client.handle, client.subdevice, 0x2080_1301, &list);
-    reached |= case("pointers", "four billion list entries", control, frontend(0x2a, 32), &mut block, Some(28));
+    reached |=
+        case("pointers", "four billion list entries", control, frontend(0x2a, 32), &mut block, Some(28));
     Ok(reached)
 }
 
 fn files() -> Result<bool, Trouble> {
     let client = Client::new()?;
-    let open = |path: &str| std::fs::File::open(path).map(OwnedFd::from).map_err(|error| Trouble::Machine(error.to_string()));
+    let open = |path: &str| {
+        std::fs::File::open(path).map(OwnedFd::from).map_err(|error| Trouble::Machine(error.to_string()))
+    };
     let (null, own) = (open("/dev/null")?, open("/proc/self/exe")?);
     let (reader, writer) = nix::unistd::pipe().map_err(|error| Trouble::Machine(error.to_string()))?;
     let mut reached = false;
-    for (what, file) in [("/dev/null", &null), ("a program", &own), ("a pipe", &reader), ("a pipe", &writer)] {
+    for (what, file) in [("/dev/null", &null), ("a program", &own), ("a pipe", &reader), ("a pipe", &writer)]
+    {
         for cmd in [frontend(0x2a, 32), frontend(0xd6, 8), 37, 2] {
             reached |= case("files", what, file.as_fd(), cmd, &mut Block::zeroed(64), None);
         }
@@ -170,7 +206,14 @@ fn files() -> Result<bool, Trouble> {
     for (what, number) in [("/dev/null", null.as_raw_fd()), ("nothing", 999), ("minus one", -1)] {
         let file = driver::open(&client.node)?;
         let mut block = Block(number.to_le_bytes().to_vec());
-        reached |= case("files", &format!("register a card with {what}"), file.as_fd(), frontend(0xc9, 4), &mut block, None);
+        reached |= case(
+            "files",
+            &format!("register a card with {what}"),
+            file.as_fd(),
+            frontend(0xc9, 4),
+            &mut block,
+            None,
+        );
     }
     Ok(reached)
 }
@@ -182,12 +225,33 @@ fn handles() -> Result<bool, Trouble> {
     let control = client.control.as_fd();
     let mut reached = false;
     let free = Block::words(&[0xdead_beef, 0xdead_beef, 0xdead_beef, 0]);
-    reached |= case("handles", "free in an unknown client", control, frontend(0x29, 16), &mut free.clone(), Some(12));
+    reached |= case(
+        "handles",
+        "free in an unknown client",
+        control,
+        frontend(0x29, 16),
+        &mut free.clone(),
+        Some(12),
+    );
     let mut foreign = Block::words(&[victim.handle, victim.device, memory, 0]);
-    reached |= case("handles", "free through another client's file", control, frontend(0x29, 16), &mut foreign, Some(12));
+    reached |= case(
+        "handles",
+        "free through another client's file",
+        control,
+        frontend(0x29, 16),
+        &mut foreign,
+        Some(12),
+    );
     let mut parameters = Block::zeroed(384);
     let mut block = control_block(victim.handle, victim.handle, 0x214, &parameters);
-    reached |= case("handles", "control of another file's client", control, frontend(0x2a, 32), &mut block, Some(28));
+    reached |= case(
+        "handles",
+        "control of another file's client",
+        control,
+        frontend(0x2a, 32),
+        &mut block,
+        Some(28),
+    );
     parameters.set_u32(0, 0);
     for step in 0..64_u32 {
         let wanted = 0x6100_0000_u32.wrapping_add(step);
@@ -197,26 +261,38 @@ fn handles() -> Result<bool, Trouble> {
         }
         let mut dup = Block::words(&[client.handle, client.device, wanted, source, 0x5c00_0004, 0, 0]);
         if driver::ioctl(control, frontend(0x34, 28), &mut dup).is_ok() && dup.u32(24) == 0 {
-            report::line(&json!({"attack": "handles", "case": "duplicate a stranger's memory", "client": source, "reached": true}));
+            report::line(
+                &json!({"attack": "handles", "case": "duplicate a stranger's memory", "client": source, "reached": true}),
+            );
             reached = true;
         }
     }
+    let uvm = crate::memory::uvm(&victim)?;
+    let context = Context::new(&mut victim, uvm, 0x2_0060_0000)?;
     let mut disable = Block::zeroed(536);
     disable.set_u32(0, 1);
     disable.set_u32(4, 1);
-    disable.set_u32(24, 0);
+    disable.set_u32(24, victim.handle);
+    disable.set_u32(280, context.channel);
     let mut block = control_block(client.handle, client.subdevice, 0x2080_110b, &disable);
-    reached |= case("handles", "disable channels", control, frontend(0x2a, 32), &mut block, Some(28));
+    reached |= case(
+        "handles",
+        "disable another client's channel",
+        control,
+        frontend(0x2a, 32),
+        &mut block,
+        Some(28),
+    );
     let mut ask = Block::zeroed(1552);
     ask.set_u32(0, victim.handle);
-    ask.set_u32(4, memory);
+    ask.set_u32(4, context.channel);
     let mut block = control_block(client.handle, client.subdevice, 0x2080_1123, &ask);
     reached |= case("handles", "ask for a channel's ids", control, frontend(0x2a, 32), &mut block, Some(28));
     Ok(reached)
 }
 
 /// Runs a system call in a child, so that a filter's kill shows as the child's signal.
-pub fn in_jail(attack: &str, what: &str, call: impl FnOnce() -> i64) -> Result<bool, Trouble> {
+pub(crate) fn in_jail(attack: &str, what: &str, call: impl FnOnce() -> i64) -> Result<bool, Trouble> {
     const ESCAPED: i32 = 42;
     let status = in_child(|| {
         let result = call();
@@ -234,7 +310,8 @@ fn abi32() -> Result<bool, Trouble> {
     let control = driver::open("nvidiactl")?;
     let number = u32::try_from(control.as_raw_fd()).unwrap_or(0);
     let first = in_jail("abi32", "getpid by int 0x80", || race::int80(GETPID, 0, 0, 0))?;
-    let second = in_jail("abi32", "ioctl by int 0x80", || race::int80(IOCTL, number, frontend(0xd6, 8), 0x1000))?;
+    let second =
+        in_jail("abi32", "ioctl by int 0x80", || race::int80(IOCTL, number, frontend(0xd6, 8), 0x1000))?;
     Ok(first || second)
 }
 
@@ -245,7 +322,9 @@ fn x32() -> Result<bool, Trouble> {
     let mut block = Block::zeroed(8);
     let address = i64::try_from(block.address()).unwrap_or(0);
     let mut reached = false;
-    for (what, number) in [("ioctl of the x32 table", X32 + IOCTL), ("ioctl with the x32 bit", X32 + libc::SYS_ioctl)] {
+    for (what, number) in
+        [("ioctl of the x32 table", X32 + IOCTL), ("ioctl with the x32 bit", X32 + libc::SYS_ioctl)]
+    {
         reached |= in_jail("x32", what, || {
             race::syscall3(number, i64::from(control.as_raw_fd()), i64::from(frontend(0xd6, 8)), address)
         })?;
@@ -285,13 +364,12 @@ fn high_bits() -> Result<bool, Trouble> {
             driver::native(control.as_raw_fd(), high | u64::from(cmd), block.address())
         };
         let errno = result.as_ref().err().and_then(std::io::Error::raw_os_error);
-        // Done by the proxy is as good as refused: the same call without the bits is allowed. Escaped is not.
         let escaped = direct().is_none() && errno == Some(libc::ENOTTY);
         report::line(&json!({
             "attack": "high-bits", "case": format!("{high:#x}"), "errno": errno, "status": block.u32(40),
-            "served": result.is_ok(), "reached": escaped || direct().is_some(),
+            "escaped": escaped, "reached": escaped || result.is_ok(),
         }));
-        reached |= escaped || (direct().is_some() && result.is_ok());
+        reached |= escaped || result.is_ok();
     }
     Ok(reached)
 }
@@ -307,7 +385,14 @@ fn type_bytes() -> Result<bool, Trouble> {
             reached |= case("type-bytes", "allocate a client", control.as_fd(), cmd, &mut block, Some(40));
         }
     }
-    reached |= case("type-bytes", "TUNSETDEBUG on the control node", control.as_fd(), 0x4004_54c9, &mut Block::zeroed(4), None);
+    reached |= case(
+        "type-bytes",
+        "TUNSETDEBUG on the control node",
+        control.as_fd(),
+        0x4004_54c9,
+        &mut Block::zeroed(4),
+        None,
+    );
     reached |= case("type-bytes", "FIGETBSZ on the UVM node", uvm.as_fd(), 2, &mut Block::zeroed(4), None);
     Ok(reached)
 }
@@ -315,8 +400,15 @@ fn type_bytes() -> Result<bool, Trouble> {
 fn xfer() -> Result<bool, Trouble> {
     let control = driver::open("nvidiactl")?;
     let mut reached = false;
-    for (what, inner, size) in [("a client", 0x2b_u32, 48_u32), ("itself", 0xd3, 16), ("16 KiB", 0x2a, 16384), ("17 KiB", 0x2a, 17408)] {
-        let nested = Block(Block::words(&[0, 0, 0, 0x41]).0.into_iter().chain(std::iter::repeat_n(0, 20000)).collect());
+    for (what, inner, size) in [
+        ("a client", 0x2b_u32, 48_u32),
+        ("itself", 0xd3, 16),
+        ("16 KiB", 0x2a, 16384),
+        ("17 KiB", 0x2a, 17408),
+    ] {
+        let nested = Block(
+            Block::words(&[0, 0, 0, 0x41]).0.into_iter().chain(std::iter::repeat_n(0, 20000)).collect(),
+        );
         let mut block = Block::words(&[inner, size, 0, 0]);
         block.set_u64(8, nested.address());
         reached |= case("xfer", what, control.as_fd(), frontend(0xd3, 16), &mut block, None);
@@ -342,13 +434,26 @@ fn raw() -> Result<bool, Trouble> {
         let mut block = control_block(client.handle, object, cmd, &parameters);
         reached |= case("raw", what, control, frontend(0x2a, 32), &mut block, Some(28));
     }
-    for (what, class, size) in [("whole card memory", 0xc2_u32, 24_usize), ("deferred controls", 0x5080, 4), ("fabric memory", 0xf8, 48), ("a page list", 0x82, 152), ("the console", 0x76, 0), ("no class", 0xdead, 8)] {
+    for (what, class, size) in [
+        ("whole card memory", 0xc2_u32, 24_usize),
+        ("deferred controls", 0x5080, 4),
+        ("fabric memory", 0xf8, 48),
+        ("a page list", 0x82, 152),
+        ("the console", 0x76, 0),
+        ("no class", 0xdead, 8),
+    ] {
         let parameters = Block::zeroed(size);
-        let mut block = Block::words(&[client.handle, client.device, 0x7000_0001, class, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let mut block =
+            Block::words(&[client.handle, client.device, 0x7000_0001, class, 0, 0, 0, 0, 0, 0, 0, 0]);
         block.set_u64(16, parameters.address());
         reached |= case("raw", what, control, frontend(0x2b, 48), &mut block, Some(40));
     }
-    for (what, nr, size) in [("registry", 0x4d_u32, 72_usize), ("bus", 0x39, 32), ("diagnostics", 0x5f, 15412), ("object without class", 0x28, 20)] {
+    for (what, nr, size) in [
+        ("registry", 0x4d_u32, 72_usize),
+        ("bus", 0x39, 32),
+        ("diagnostics", 0x5f, 15412),
+        ("object without class", 0x28, 20),
+    ] {
         reached |= case("raw", what, control, frontend(nr, size), &mut Block::zeroed(16384), None);
     }
     Ok(reached)

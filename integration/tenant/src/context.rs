@@ -19,10 +19,11 @@ const PUT: usize = 0x8c;
 
 /// What a context holds. Dropping it leaves the freeing to the driver, as a dying process does.
 #[derive(Debug)]
-pub struct Context {
+pub(crate) struct Context {
     uvm: OwnedFd,
     group: u32,
-    channel: u32,
+    /// Handle of its channel.
+    pub channel: u32,
     memory: u32,
     token: u32,
 }
@@ -33,7 +34,8 @@ fn classes(client: &Client) -> Result<(u32, u32, u32), Trouble> {
     let count = usize::try_from(list.u32(0)).unwrap_or(0);
     let offered: Vec<u32> = (0..count).map(|i| list.u32(4 + i * 4)).collect();
     let first = |wanted: &[u32]| wanted.iter().copied().find(|class| offered.contains(class));
-    let found = (first(&[0xc661, 0xc461]), first(&[0xc86f, 0xc56f, 0xc46f]), first(&[0xcbc0, 0xc7c0, 0xc6c0]));
+    let found =
+        (first(&[0xc661, 0xc461]), first(&[0xc86f, 0xc56f, 0xc46f]), first(&[0xcbc0, 0xc7c0, 0xc6c0]));
     match found {
         (Some(doorbell), Some(channel), Some(compute)) => Ok((doorbell, channel, compute)),
         _ => Err(Trouble::Machine("the card offers no channel class known here".to_owned())),
@@ -62,7 +64,7 @@ fn placed(client: &mut Client, uvm: &OwnedFd, at: u64, size: u64) -> Result<u32,
 
 impl Context {
     /// Makes one whose ranges start at `at`.
-    pub fn new(client: &mut Client, uvm: OwnedFd, at: u64) -> Result<Self, Trouble> {
+    pub(crate) fn new(client: &mut Client, uvm: OwnedFd, at: u64) -> Result<Self, Trouble> {
         let (_, channel_class, compute_class) = classes(client)?;
         let mut space = Block::zeroed(56);
         space.set_u32(4, 0x48);
@@ -105,7 +107,7 @@ impl Context {
 
 /// `context`: with `run`, work is put into the channel's USERD and its end awaited (emulated card only: there is
 /// no real pushbuffer behind it).
-pub fn one(run: bool) -> Result<Outcome, Trouble> {
+pub(crate) fn one(run: bool) -> Result<Outcome, Trouble> {
     const WHERE: u64 = 0x2_0060_0000;
     let mut client = Client::new()?;
     let (total, _, before) = client.memory_sizes()?;
@@ -140,7 +142,7 @@ pub fn one(run: bool) -> Result<Outcome, Trouble> {
 }
 
 /// `contexts`: one after the other in one process, each with a client of its own; all held to the end.
-pub fn many(text: &str) -> Result<Outcome, Trouble> {
+pub(crate) fn many(text: &str) -> Result<Outcome, Trouble> {
     let wanted = number(text)?;
     let mut held = Vec::new();
     let mut refusal = None;

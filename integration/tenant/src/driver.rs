@@ -7,15 +7,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect, recvmsg,
-    sendmsg, socket,
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect,
+    recvmsg, sendmsg, socket,
 };
 
 use crate::bytes::Block;
 
 /// Why a step failed.
 #[derive(Debug)]
-pub enum Trouble {
+pub(crate) enum Trouble {
     /// The ioctl failed with an errno.
     Call {
         /// Which.
@@ -36,7 +36,7 @@ pub enum Trouble {
 
 impl Trouble {
     /// The errno, where there is one.
-    pub fn errno(&self) -> Option<i32> {
+    pub(crate) fn errno(&self) -> Option<i32> {
         match self {
             Trouble::Call { error, .. } => error.raw_os_error(),
             Trouble::Status { .. } | Trouble::Machine(_) => None,
@@ -44,7 +44,7 @@ impl Trouble {
     }
 
     /// The driver's status, where there is one.
-    pub fn status(&self) -> Option<u32> {
+    pub(crate) fn status(&self) -> Option<u32> {
         match self {
             Trouble::Status { status, .. } => Some(*status),
             Trouble::Call { .. } | Trouble::Machine(_) => None,
@@ -63,35 +63,35 @@ impl std::fmt::Display for Trouble {
 }
 
 /// Where the nodes are: /dev, or GPUSLICE_TENANT_DEV.
-pub fn directory() -> String {
+pub(crate) fn directory() -> String {
     std::env::var("GPUSLICE_TENANT_DEV").unwrap_or_else(|_| "/dev".to_owned())
 }
 
 /// Opens a node.
-pub fn open(name: &str) -> Result<OwnedFd, Trouble> {
+pub(crate) fn open(name: &str) -> Result<OwnedFd, Trouble> {
     let path = format!("{}/{name}", directory());
     let file = OpenOptions::new().read(true).write(true).custom_flags(libc::O_CLOEXEC).open(&path);
     file.map(OwnedFd::from).map_err(|error| Trouble::Call { what: format!("open {path}"), error })
 }
 
 /// Socket of an emulated driver to be called directly.
-pub fn direct() -> Option<String> {
+pub(crate) fn direct() -> Option<String> {
     std::env::var("GPUSLICE_TENANT_DIRECT").ok().filter(|path| !path.is_empty())
 }
 
 /// A frontend command: number and size as `_IOWR('F', nr, size)`.
-pub fn frontend(nr: u32, size: usize) -> u32 {
+pub(crate) fn frontend(nr: u32, size: usize) -> u32 {
     0xc000_0000 | (u32::try_from(size).unwrap_or(0) & 0x3fff) << 16 | u32::from(b'F') << 8 | nr
 }
 
 /// One ioctl with a block as its argument.
-pub fn ioctl(file: BorrowedFd<'_>, cmd: u32, block: &mut Block) -> io::Result<i32> {
+pub(crate) fn ioctl(file: BorrowedFd<'_>, cmd: u32, block: &mut Block) -> io::Result<i32> {
     let address = if block.0.is_empty() { 0 } else { block.0.as_mut_ptr().expose_provenance() };
     ioctl_at(file, cmd, u64::try_from(address).unwrap_or(0))
 }
 
 /// One ioctl with any number as its argument.
-pub fn ioctl_at(file: BorrowedFd<'_>, cmd: u32, address: u64) -> io::Result<i32> {
+pub(crate) fn ioctl_at(file: BorrowedFd<'_>, cmd: u32, address: u64) -> io::Result<i32> {
     match direct() {
         Some(path) => call_direct(&path, file, cmd, address),
         None => native(file.as_raw_fd(), u64::from(cmd), address),
@@ -99,7 +99,7 @@ pub fn ioctl_at(file: BorrowedFd<'_>, cmd: u32, address: u64) -> io::Result<i32>
 }
 
 /// The ioctl system call with all 64 bits of each argument.
-pub fn native(file: RawFd, cmd: u64, address: u64) -> io::Result<i32> {
+pub(crate) fn native(file: RawFd, cmd: u64, address: u64) -> io::Result<i32> {
     // SAFETY: syscall(SYS_ioctl) takes three register values; whether the kernel writes through the third is up
     // to the command, and every caller passes the address of a live block of its own, or an address that is
     // meant to fault.
@@ -184,7 +184,13 @@ fn replace(file: &OwnedFd, at: RawFd) -> io::Result<()> {
 }
 
 /// A step that must succeed: errno and status are turned into [`Trouble`].
-pub fn step(what: &str, file: &impl AsFd, cmd: u32, block: &mut Block, status_at: usize) -> Result<(), Trouble> {
+pub(crate) fn step(
+    what: &str,
+    file: &impl AsFd,
+    cmd: u32,
+    block: &mut Block,
+    status_at: usize,
+) -> Result<(), Trouble> {
     ioctl(file.as_fd(), cmd, block).map_err(|error| Trouble::Call { what: what.to_owned(), error })?;
     match block.u32(status_at) {
         0 => Ok(()),

@@ -36,7 +36,7 @@ fn measure(name: &str, count: usize, mut call: impl FnMut() -> bool) {
 }
 
 /// `latency`: getppid, NV_ESC_SYS_PARAMS, NV_ESC_CHECK_VERSION_STR, a control (0x214 or the one named).
-pub fn run(count: &str, control: Option<&str>) -> Result<Outcome, Trouble> {
+pub(crate) fn run(count: &str, control: Option<&str>) -> Result<Outcome, Trouble> {
     let count = usize::try_from(number(count)?).map_err(|_| Trouble::Machine("too many".to_owned()))?;
     measure("clock", count, || true);
     // SAFETY: getppid takes nothing and always succeeds.

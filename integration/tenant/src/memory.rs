@@ -13,7 +13,7 @@ use crate::report::{self, Outcome};
 use crate::rm::Client;
 
 /// A size such as 64K, 3M, 2G or plain bytes.
-pub fn size(text: &str) -> Result<u64, Trouble> {
+pub(crate) fn size(text: &str) -> Result<u64, Trouble> {
     let (number, shift) = match text.as_bytes().last() {
         Some(b'K') => (text.strip_suffix('K'), 10),
         Some(b'M') => (text.strip_suffix('M'), 20),
@@ -25,20 +25,20 @@ pub fn size(text: &str) -> Result<u64, Trouble> {
 }
 
 /// A count or a time.
-pub fn number(text: &str) -> Result<u64, Trouble> {
+pub(crate) fn number(text: &str) -> Result<u64, Trouble> {
     text.parse().map_err(|_| Trouble::Machine(format!("bad number {text:?}")))
 }
 
 /// A shared mapping of this process, unmapped when dropped.
 #[derive(Debug)]
-pub struct Mapping {
+pub(crate) struct Mapping {
     start: NonNull<libc::c_void>,
     length: usize,
 }
 
 impl Mapping {
     /// Maps `length` bytes of a file, or of nothing.
-    pub fn new(file: Option<&impl AsFd>, length: u64, at: u64, offset: i64) -> Result<Self, Trouble> {
+    pub(crate) fn new(file: Option<&impl AsFd>, length: u64, at: u64, offset: i64) -> Result<Self, Trouble> {
         let length = usize::try_from(length).map_err(|_| Trouble::Machine("too long".to_owned()))?;
         let kind = match (file.is_some(), at) {
             (true, 0) => libc::MAP_SHARED,
@@ -60,7 +60,7 @@ impl Mapping {
     }
 
     /// Its first address.
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         u64::try_from(self.start.as_ptr().expose_provenance()).unwrap_or(0)
     }
 
@@ -72,7 +72,7 @@ impl Mapping {
     }
 
     /// Reads a word.
-    pub fn read(&self, at: usize) -> u32 {
+    pub(crate) fn read(&self, at: usize) -> u32 {
         let Some(word) = self.word(at) else { return 0 };
         // SAFETY: read_volatile needs an aligned address valid for reads: `word` checked alignment and that it
         // lies in this mapping, which is readable as long as `self` lives.
@@ -80,7 +80,7 @@ impl Mapping {
     }
 
     /// Writes a word.
-    pub fn write(&self, at: usize, value: u32) {
+    pub(crate) fn write(&self, at: usize, value: u32) {
         let Some(word) = self.word(at) else { return };
         // SAFETY: write_volatile needs an aligned address valid for writes: `word` checked alignment and that it
         // lies in this mapping, which is writable as long as `self` lives.
@@ -88,20 +88,22 @@ impl Mapping {
     }
 
     /// Fills each page's first word with its number and a mark.
-    pub fn fill(&self, mark: u32) {
+    pub(crate) fn fill(&self, mark: u32) {
         for (page, at) in (0..self.length).step_by(4096).enumerate() {
             self.write(at, mark.wrapping_add(u32::try_from(page).unwrap_or(0)));
         }
     }
 
     /// How many pages hold what [`Mapping::fill`] wrote.
-    pub fn filled(&self, mark: u32) -> usize {
+    pub(crate) fn filled(&self, mark: u32) -> usize {
         let pages = (0..self.length).step_by(4096).enumerate();
-        pages.filter(|(page, at)| self.read(*at) == mark.wrapping_add(u32::try_from(*page).unwrap_or(0))).count()
+        pages
+            .filter(|(page, at)| self.read(*at) == mark.wrapping_add(u32::try_from(*page).unwrap_or(0)))
+            .count()
     }
 
     /// How many pages it has.
-    pub fn pages(&self) -> usize {
+    pub(crate) fn pages(&self) -> usize {
         self.length.div_ceil(4096)
     }
 }
@@ -117,7 +119,7 @@ impl Drop for Mapping {
 }
 
 /// `info`.
-pub fn info() -> Result<Outcome, Trouble> {
+pub(crate) fn info() -> Result<Outcome, Trouble> {
     let client = Client::new()?;
     let (total, heap, free) = client.memory_sizes()?;
     let mut name = Block::zeroed(132);
@@ -140,7 +142,7 @@ pub fn info() -> Result<Outcome, Trouble> {
 }
 
 /// `alloc`.
-pub fn alloc(text: &str, most: Option<&str>) -> Result<Outcome, Trouble> {
+pub(crate) fn alloc(text: &str, most: Option<&str>) -> Result<Outcome, Trouble> {
     let (each, most) = (size(text)?, most.map_or(Ok(u64::MAX), number)?);
     let mut client = Client::new()?;
     let (total, _, free) = client.memory_sizes()?;
@@ -167,12 +169,14 @@ pub fn alloc(text: &str, most: Option<&str>) -> Result<Outcome, Trouble> {
 }
 
 /// `hold`.
-pub fn hold(text: &str, seconds: &str) -> Result<Outcome, Trouble> {
+pub(crate) fn hold(text: &str, seconds: &str) -> Result<Outcome, Trouble> {
     let (wanted, seconds) = (size(text)?, number(seconds)?);
     let mut client = Client::new()?;
     let (_, got) = client.card_memory(wanted)?;
     let (total, _, free) = client.memory_sizes()?;
-    report::line(&json!({"ok": true, "holding": got, "total": total, "free": free, "pid": std::process::id()}));
+    report::line(
+        &json!({"ok": true, "holding": got, "total": total, "free": free, "pid": std::process::id()}),
+    );
     std::thread::sleep(Duration::from_secs(seconds));
     let (_, _, free) = client.memory_sizes()?;
     report::line(&json!({"ok": true, "free": free, "end": true}));
@@ -180,7 +184,7 @@ pub fn hold(text: &str, seconds: &str) -> Result<Outcome, Trouble> {
 }
 
 /// `map`: a mapping that is undone before the memory goes.
-pub fn map(text: &str) -> Result<Outcome, Trouble> {
+pub(crate) fn map(text: &str) -> Result<Outcome, Trouble> {
     let mut client = Client::new()?;
     let (memory, got) = client.card_memory(size(text)?)?;
     let (file, cookie) = client.map(client.subdevice, memory, got)?;
@@ -198,7 +202,7 @@ pub fn map(text: &str) -> Result<Outcome, Trouble> {
 
 /// `stale`: memory freed while it is mapped. Reports what the card says is free before and after the mapping
 /// goes: with the mapping kept, a careful driver doesn't hand the memory on.
-pub fn stale(text: &str) -> Result<Outcome, Trouble> {
+pub(crate) fn stale(text: &str) -> Result<Outcome, Trouble> {
     let mut client = Client::new()?;
     let (_, _, at_first) = client.memory_sizes()?;
     let (memory, got) = client.card_memory(size(text)?)?;
@@ -221,7 +225,7 @@ pub fn stale(text: &str) -> Result<Outcome, Trouble> {
 }
 
 /// `pinned`: registers anonymous memory, checks that it keeps its contents, goes on writing.
-pub fn pinned(text: &str, hold: &str) -> Result<Outcome, Trouble> {
+pub(crate) fn pinned(text: &str, hold: &str) -> Result<Outcome, Trouble> {
     let (wanted, hold) = (size(text)?, number(hold)?);
     let mut client = Client::new()?;
     let mapping = Mapping::new(None::<&std::os::fd::OwnedFd>, wanted, 0, 0)?;
@@ -251,7 +255,7 @@ pub fn pinned(text: &str, hold: &str) -> Result<Outcome, Trouble> {
 }
 
 /// An initialised UVM file with the card registered.
-pub fn uvm(client: &Client) -> Result<std::os::fd::OwnedFd, Trouble> {
+pub(crate) fn uvm(client: &Client) -> Result<std::os::fd::OwnedFd, Trouble> {
     let file = driver::open("nvidia-uvm")?;
     step("UVM_INITIALIZE", &file, 0x3000_0001, &mut Block::zeroed(16), 8)?;
     let mut register = Block::zeroed(40);
@@ -262,7 +266,7 @@ pub fn uvm(client: &Client) -> Result<std::os::fd::OwnedFd, Trouble> {
 }
 
 /// `managed`: the mapping is the allocation; the driver learns of it by a later command.
-pub fn managed(text: &str, hold: &str) -> Result<Outcome, Trouble> {
+pub(crate) fn managed(text: &str, hold: &str) -> Result<Outcome, Trouble> {
     const WHERE: u64 = 0x2_0000_0000_00;
     let (wanted, hold) = (size(text)?, number(hold)?);
     let client = Client::new()?;

@@ -12,7 +12,7 @@ use crate::driver::{self, Trouble, direct, frontend};
 use crate::report;
 
 /// A system call by number; the negative errno on failure.
-pub fn syscall3(number: i64, a: i64, b: i64, c: i64) -> i64 {
+pub(crate) fn syscall3(number: i64, a: i64, b: i64, c: i64) -> i64 {
     // SAFETY: the callers pass numbers of ioctl and io_uring calls with registers that hold file numbers, command
     // numbers and addresses of live blocks of theirs.
     let result = unsafe { libc::syscall(number, a, b, c) };
@@ -20,7 +20,7 @@ pub fn syscall3(number: i64, a: i64, b: i64, c: i64) -> i64 {
 }
 
 /// A system call by the 32-bit gate; the negative errno on failure.
-pub fn int80(number: u32, a: u32, b: u32, c: u32) -> i64 {
+pub(crate) fn int80(number: u32, a: u32, b: u32, c: u32) -> i64 {
     let mut result = i64::from(number);
     // SAFETY: int 0x80 enters the kernel with 32-bit registers and returns in rax; rbx, which the compiler
     // reserves, is saved and restored around it; the kernel clobbers r8 to r11 only, all declared here; memory
@@ -46,7 +46,7 @@ fn dup_onto(from: RawFd, to: RawFd) {
 
 /// One thread keeps swapping a harmless file and a node under one number, the other calls FIGETBSZ on it: natively
 /// that succeeds on an emulated node, so a proxy that looks at the file and lets the call continue is caught.
-pub fn swap() -> Result<bool, Trouble> {
+pub(crate) fn swap() -> Result<bool, Trouble> {
     const ROUNDS: u32 = 20_000;
     let node = driver::open("nvidia-uvm")?;
     let harmless = std::fs::File::open("/dev/null").map_err(|error| Trouble::Machine(error.to_string()))?;
@@ -73,7 +73,9 @@ pub fn swap() -> Result<bool, Trouble> {
     if swapper.join().is_err() {
         return Err(Trouble::Machine("the swapping thread died".to_owned()));
     }
-    report::line(&json!({"attack": "swap", "case": "FIGETBSZ", "rounds": ROUNDS, "natively": natively, "errnos": errnos}));
+    report::line(
+        &json!({"attack": "swap", "case": "FIGETBSZ", "rounds": ROUNDS, "natively": natively, "errnos": errnos}),
+    );
     Ok(natively > 0)
 }
 
@@ -90,7 +92,7 @@ fn probe(file: RawFd) -> i64 {
 }
 
 /// Children and threads of every kind: each must be under the same rules, with its own file table looked at.
-pub fn clones() -> Result<bool, Trouble> {
+pub(crate) fn clones() -> Result<bool, Trouble> {
     let control = driver::open("nvidiactl")?;
     let number = control.as_raw_fd();
     let mut escaped = false;
@@ -114,7 +116,9 @@ pub fn clones() -> Result<bool, Trouble> {
     // /dev/null under that number: ENOTTY is the right answer here, success means a foreign table was used.
     let result = own_table.join().unwrap_or(-1);
     let confused = result >= 0;
-    report::line(&json!({"attack": "clone", "case": "thread with its own files", "result": result, "reached": confused}));
+    report::line(
+        &json!({"attack": "clone", "case": "thread with its own files", "result": result, "reached": confused}),
+    );
     escaped |= confused;
     escaped |= forked("fork", number)?;
     for (what, flags) in [

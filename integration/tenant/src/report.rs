@@ -8,7 +8,7 @@ use crate::driver::Trouble;
 
 /// How a command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// As asked; for an attack: every case was refused.
     Done,
     /// The driver refused.
@@ -18,7 +18,7 @@ pub enum Outcome {
 }
 
 /// Prints a line.
-pub fn line(value: &Value) {
+pub(crate) fn line(value: &Value) {
     let mut out = std::io::stdout().lock();
     let printed = writeln!(out, "{value}").and_then(|()| out.flush());
     if printed.is_err() {
@@ -28,6 +28,6 @@ pub fn line(value: &Value) {
 }
 
 /// Prints what went wrong.
-pub fn failure(error: &Trouble) {
+pub(crate) fn failure(error: &Trouble) {
     line(&json!({"ok": false, "error": error.to_string(), "errno": error.errno(), "status": error.status()}));
 }

@@ -10,7 +10,7 @@ const FIRST_HANDLE: u32 = 0x5c00_0001;
 
 /// A client with a device and a subdevice of the first card.
 #[derive(Debug)]
-pub struct Client {
+pub(crate) struct Client {
     /// The control file.
     pub control: OwnedFd,
     /// A file of the card, registered with the control file.
@@ -31,28 +31,38 @@ pub struct Client {
 }
 
 /// Makes a client on a control file.
-pub fn root(control: &impl AsFd) -> Result<u32, Trouble> {
+pub(crate) fn root(control: &impl AsFd) -> Result<u32, Trouble> {
     let mut block = Block::words(&[0, 0, 0, 0x41, 0, 0, 0, 0, 0, 0, 0, 0]);
     step("allocate client", control, frontend(0x2b, 48), &mut block, 40)?;
     Ok(block.u32(8))
 }
 
 /// The first card's node: /dev/nvidia0 or the first that exists.
-pub fn first_node() -> Result<String, Trouble> {
-    let found = (0..32).map(|n| format!("nvidia{n}")).find(|name| std::path::Path::new(&driver::directory()).join(name).exists());
+pub(crate) fn first_node() -> Result<String, Trouble> {
+    let found = (0..32)
+        .map(|n| format!("nvidia{n}"))
+        .find(|name| std::path::Path::new(&driver::directory()).join(name).exists());
     found.ok_or_else(|| Trouble::Machine("no /dev/nvidiaN here".to_owned()))
 }
 
 impl Client {
     /// The whole way to a subdevice.
-    pub fn new() -> Result<Self, Trouble> {
+    pub(crate) fn new() -> Result<Self, Trouble> {
         let control = driver::open("nvidiactl")?;
         let node = first_node()?;
         let card = driver::open(&node)?;
         register(&card, &control)?;
         let handle = root(&control)?;
         let mut client = Client {
-            control, card, node, handle, device: 0, subdevice: 0, gpu: 0, uuid: [0; 16], next: FIRST_HANDLE,
+            control,
+            card,
+            node,
+            handle,
+            device: 0,
+            subdevice: 0,
+            gpu: 0,
+            uuid: [0; 16],
+            next: FIRST_HANDLE,
         };
         let ids = client.control(handle, 0x214, 384)?;
         client.gpu = ids.u32(0);
@@ -77,12 +87,19 @@ impl Client {
     }
 
     /// A second client in this process, on the same control file.
-    pub fn sibling(&self) -> Result<Client, Trouble> {
+    pub(crate) fn sibling(&self) -> Result<Client, Trouble> {
         let control = self.control.try_clone().map_err(|error| Trouble::Machine(error.to_string()))?;
         let card = self.card.try_clone().map_err(|error| Trouble::Machine(error.to_string()))?;
         let handle = root(&control)?;
         let mut client = Client {
-            control, card, node: self.node.clone(), handle, device: 0, subdevice: 0, gpu: self.gpu, uuid: self.uuid,
+            control,
+            card,
+            node: self.node.clone(),
+            handle,
+            device: 0,
+            subdevice: 0,
+            gpu: self.gpu,
+            uuid: self.uuid,
             next: FIRST_HANDLE,
         };
         let mut info = Block::zeroed(32);
@@ -96,20 +113,26 @@ impl Client {
     }
 
     /// A handle not used yet.
-    pub fn fresh(&mut self) -> u32 {
+    pub(crate) fn fresh(&mut self) -> u32 {
         let handle = self.next;
         self.next = self.next.wrapping_add(1);
         handle
     }
 
     /// Allocates an object; CUDA leaves paramsSize 0 and so does this.
-    pub fn alloc(&mut self, parent: u32, class: u32, parameters: &mut Block) -> Result<u32, Trouble> {
+    pub(crate) fn alloc(&mut self, parent: u32, class: u32, parameters: &mut Block) -> Result<u32, Trouble> {
         let wanted = self.fresh();
         self.alloc_as(wanted, parent, class, parameters)
     }
 
     /// Allocates an object under a handle of the caller's choice.
-    pub fn alloc_as(&self, wanted: u32, parent: u32, class: u32, parameters: &mut Block) -> Result<u32, Trouble> {
+    pub(crate) fn alloc_as(
+        &self,
+        wanted: u32,
+        parent: u32,
+        class: u32,
+        parameters: &mut Block,
+    ) -> Result<u32, Trouble> {
         let mut block = Block::zeroed(48);
         block.set_u32(0, self.handle);
         block.set_u32(4, parent);
@@ -121,26 +144,26 @@ impl Client {
     }
 
     /// A control whose parameters start as zeros.
-    pub fn control(&self, object: u32, cmd: u32, size: usize) -> Result<Block, Trouble> {
+    pub(crate) fn control(&self, object: u32, cmd: u32, size: usize) -> Result<Block, Trouble> {
         let mut parameters = Block::zeroed(size);
         self.control_with(object, cmd, &mut parameters)?;
         Ok(parameters)
     }
 
     /// A control.
-    pub fn control_with(&self, object: u32, cmd: u32, parameters: &mut Block) -> Result<(), Trouble> {
+    pub(crate) fn control_with(&self, object: u32, cmd: u32, parameters: &mut Block) -> Result<(), Trouble> {
         let mut block = control_block(self.handle, object, cmd, parameters);
         step(&format!("control {cmd:#x}"), &self.control, frontend(0x2a, 32), &mut block, 28)
     }
 
     /// Frees an object.
-    pub fn free(&self, handle: u32) -> Result<(), Trouble> {
+    pub(crate) fn free(&self, handle: u32) -> Result<(), Trouble> {
         let mut block = Block::words(&[self.handle, self.device, handle, 0]);
         step("free", &self.control, frontend(0x29, 16), &mut block, 12)
     }
 
     /// Card memory: handle and the size that the driver gave.
-    pub fn card_memory(&mut self, size: u64) -> Result<(u32, u64), Trouble> {
+    pub(crate) fn card_memory(&mut self, size: u64) -> Result<(u32, u64), Trouble> {
         let mut parameters = Block::zeroed(128);
         parameters.set_u32(0, self.handle);
         parameters.set_u32(8, 0x0001_c101);
@@ -154,7 +177,7 @@ impl Client {
     }
 
     /// Host memory that the card can read.
-    pub fn host_memory(&mut self, size: u64) -> Result<u32, Trouble> {
+    pub(crate) fn host_memory(&mut self, size: u64) -> Result<u32, Trouble> {
         let mut parameters = Block::zeroed(128);
         parameters.set_u32(0, self.handle);
         parameters.set_u32(8, 0xc001);
@@ -164,7 +187,7 @@ impl Client {
     }
 
     /// Total, heap and free bytes of the card, as FB_GET_INFO_V2 tells them.
-    pub fn memory_sizes(&self) -> Result<(u64, u64, u64), Trouble> {
+    pub(crate) fn memory_sizes(&self) -> Result<(u64, u64, u64), Trouble> {
         let mut info = Block::zeroed(1028);
         info.set_u32(0, 3);
         for (at, index) in [(4, 0x08), (12, 0x09), (20, 0x16)] {
@@ -176,7 +199,7 @@ impl Client {
     }
 
     /// A CPU mapping: the file to mmap and the driver's cookie.
-    pub fn map(&self, parent: u32, memory: u32, length: u64) -> Result<(OwnedFd, u64), Trouble> {
+    pub(crate) fn map(&self, parent: u32, memory: u32, length: u64) -> Result<(OwnedFd, u64), Trouble> {
         let file = driver::open(&self.node)?;
         register(&file, &self.control)?;
         let cookie = self.map_into(&file, parent, memory, length)?;
@@ -184,7 +207,13 @@ impl Client {
     }
 
     /// A CPU mapping through an open file.
-    pub fn map_into(&self, file: &OwnedFd, parent: u32, memory: u32, length: u64) -> Result<u64, Trouble> {
+    pub(crate) fn map_into(
+        &self,
+        file: &OwnedFd,
+        parent: u32,
+        memory: u32,
+        length: u64,
+    ) -> Result<u64, Trouble> {
         let mut block = Block::zeroed(56);
         block.set_u32(0, self.handle);
         block.set_u32(4, parent);
@@ -196,7 +225,7 @@ impl Client {
     }
 
     /// Undoes a CPU mapping.
-    pub fn unmap(&self, parent: u32, memory: u32, cookie: u64) -> Result<(), Trouble> {
+    pub(crate) fn unmap(&self, parent: u32, memory: u32, cookie: u64) -> Result<(), Trouble> {
         let mut block = Block::zeroed(32);
         block.set_u32(0, self.handle);
         block.set_u32(4, parent);
@@ -207,7 +236,7 @@ impl Client {
 }
 
 /// Binds a card's file to a control file.
-pub fn register(card: &OwnedFd, control: &OwnedFd) -> Result<(), Trouble> {
+pub(crate) fn register(card: &OwnedFd, control: &OwnedFd) -> Result<(), Trouble> {
     let mut block = Block(control.as_raw_fd().to_le_bytes().to_vec());
     driver::ioctl(card.as_fd(), frontend(0xc9, 4), &mut block)
         .map(drop)
@@ -215,7 +244,7 @@ pub fn register(card: &OwnedFd, control: &OwnedFd) -> Result<(), Trouble> {
 }
 
 /// The block of a control call.
-pub fn control_block(client: u32, object: u32, cmd: u32, parameters: &Block) -> Block {
+pub(crate) fn control_block(client: u32, object: u32, cmd: u32, parameters: &Block) -> Block {
     let mut block = Block::zeroed(32);
     block.set_u32(0, client);
     block.set_u32(4, object);

@@ -19,7 +19,7 @@ fn machine(error: nix::errno::Errno) -> Trouble {
 /// Runs `child` in a forked process and returns its exit status, or 128 and the signal that ended it.
 ///
 /// Only for a process with one thread.
-pub fn in_child(child: impl FnOnce() -> i32) -> Result<i32, Trouble> {
+pub(crate) fn in_child(child: impl FnOnce() -> i32) -> Result<i32, Trouble> {
     // SAFETY: fork in a process with one thread: the child has every lock free and may run any code.
     match unsafe { fork() }.map_err(machine)? {
         ForkResult::Child => {
@@ -55,7 +55,7 @@ fn import(client: &mut Client, file: &OwnedFd) -> Result<u32, Trouble> {
 }
 
 /// `ipc`: the importer holds the memory when the exporter has freed it.
-pub fn ipc(text: &str) -> Result<Outcome, Trouble> {
+pub(crate) fn ipc(text: &str) -> Result<Outcome, Trouble> {
     let wanted = size(text)?;
     let mut client = Client::new()?;
     let (memory, got) = client.card_memory(wanted)?;
@@ -106,7 +106,7 @@ fn importer(file: &OwnedFd, ready: &OwnedFd, go: &OwnedFd) -> Result<(), Trouble
 }
 
 /// `dup`: the memory lives as long as the last of two handles.
-pub fn dup(text: &str) -> Result<Outcome, Trouble> {
+pub(crate) fn dup(text: &str) -> Result<Outcome, Trouble> {
     let mut first = Client::new()?;
     let mut second = first.sibling()?;
     let (_, _, before) = first.memory_sizes()?;
@@ -126,7 +126,7 @@ pub fn dup(text: &str) -> Result<Outcome, Trouble> {
 }
 
 /// `fork-alloc`: a child uses the client it inherited, then makes one of its own.
-pub fn fork_alloc(text: &str) -> Result<Outcome, Trouble> {
+pub(crate) fn fork_alloc(text: &str) -> Result<Outcome, Trouble> {
     let wanted = size(text)?;
     let mut client = Client::new()?;
     let (_, _, before) = client.memory_sizes()?;
@@ -142,6 +142,8 @@ pub fn fork_alloc(text: &str) -> Result<Outcome, Trouble> {
     })?;
     std::thread::sleep(std::time::Duration::from_millis(100));
     let (_, _, after) = client.memory_sizes()?;
-    report::line(&json!({"ok": status == 0, "free_before": before, "free_after_child": after, "bytes": wanted}));
+    report::line(
+        &json!({"ok": status == 0, "free_before": before, "free_after_child": after, "bytes": wanted}),
+    );
     Ok(if status == 0 { Outcome::Done } else { Outcome::Refused })
 }

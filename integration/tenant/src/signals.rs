@@ -26,7 +26,7 @@ fn every(microseconds: libc::suseconds_t) -> Result<(), Trouble> {
 }
 
 /// `storm`: named objects, so a call that ran twice is answered "duplicate name" the second time.
-pub fn storm(text: &str) -> Result<Outcome, Trouble> {
+pub(crate) fn storm(text: &str) -> Result<Outcome, Trouble> {
     let wanted = number(text)?;
     let client = Client::new()?;
     let (_, _, before) = client.memory_sizes()?;

@@ -10,7 +10,7 @@ mod uvm;
 
 /// Who may use a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Privilege {
+pub(crate) enum Privilege {
     /// Every client.
     Any,
     /// A caller with CAP_SYS_ADMIN.
@@ -21,7 +21,7 @@ pub enum Privilege {
 
 /// Whether a class takes parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Parameters {
+pub(crate) enum Parameters {
     /// It takes none.
     None,
     /// They may be left out.
@@ -32,7 +32,7 @@ pub enum Parameters {
 
 /// One control.
 #[derive(Clone, Copy, Debug)]
-pub struct Control {
+pub(crate) struct Control {
     /// Its number.
     pub cmd: u32,
     /// Exact size of its parameters.
@@ -45,7 +45,7 @@ pub struct Control {
 
 /// One class.
 #[derive(Clone, Copy, Debug)]
-pub struct Class {
+pub(crate) struct Class {
     /// Its number.
     pub id: u32,
     /// Size of its parameters.
@@ -64,7 +64,7 @@ pub struct Class {
 
 /// Which UVM node takes a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UvmNode {
+pub(crate) enum UvmNode {
     /// `/dev/nvidia-uvm`.
     Uvm,
     /// `/dev/nvidia-uvm-tools`.
@@ -73,7 +73,7 @@ pub enum UvmNode {
 
 /// One UVM command.
 #[derive(Clone, Copy, Debug)]
-pub struct UvmCommand {
+pub(crate) struct UvmCommand {
     /// The whole command number.
     pub cmd: u32,
     /// Size of its parameters.
@@ -87,64 +87,64 @@ pub struct UvmCommand {
 }
 
 /// The control of this number.
-pub fn control(cmd: u32) -> Option<&'static Control> {
+pub(crate) fn control(cmd: u32) -> Option<&'static Control> {
     let at = controls::CONTROLS.binary_search_by_key(&cmd, |row| row.cmd).ok()?;
     controls::CONTROLS.get(at)
 }
 
 /// The class of this number.
-pub fn class(id: u32) -> Option<&'static Class> {
+pub(crate) fn class(id: u32) -> Option<&'static Class> {
     let at = classes::CLASSES.binary_search_by_key(&id, |row| row.id).ok()?;
     classes::CLASSES.get(at)
 }
 
 /// The UVM command of this number.
-pub fn uvm_command(cmd: u32) -> Option<&'static UvmCommand> {
+pub(crate) fn uvm_command(cmd: u32) -> Option<&'static UvmCommand> {
     uvm::UVM_COMMANDS.iter().find(|row| row.cmd == cmd)
 }
 
 /// Numbers of the escapes that `/dev/nvidiactl` and `/dev/nvidiaN` take.
 #[allow(missing_docs, reason = "the driver's names")]
-pub mod escape {
-    pub const RM_ALLOC_MEMORY: u32 = 0x27;
-    pub const RM_ALLOC_OBJECT: u32 = 0x28;
-    pub const RM_FREE: u32 = 0x29;
-    pub const RM_CONTROL: u32 = 0x2a;
-    pub const RM_ALLOC: u32 = 0x2b;
-    pub const RM_DUP_OBJECT: u32 = 0x34;
-    pub const RM_SHARE: u32 = 0x35;
-    pub const RM_I2C_ACCESS: u32 = 0x39;
-    pub const RM_IDLE_CHANNELS: u32 = 0x41;
-    pub const RM_VID_HEAP_CONTROL: u32 = 0x4a;
-    pub const RM_ACCESS_REGISTRY: u32 = 0x4d;
-    pub const RM_MAP_MEMORY: u32 = 0x4e;
-    pub const RM_UNMAP_MEMORY: u32 = 0x4f;
-    pub const RM_GET_EVENT_DATA: u32 = 0x52;
-    pub const RM_ALLOC_CONTEXT_DMA2: u32 = 0x54;
-    pub const RM_MAP_MEMORY_DMA: u32 = 0x57;
-    pub const RM_UNMAP_MEMORY_DMA: u32 = 0x58;
-    pub const RM_BIND_CONTEXT_DMA: u32 = 0x59;
-    pub const RM_UPDATE_DEVICE_MAPPING_INFO: u32 = 0x5e;
-    pub const RM_LOCKLESS_DIAGNOSTIC: u32 = 0x5f;
-    pub const CARD_INFO: u32 = 0xc8;
-    pub const REGISTER_FD: u32 = 0xc9;
-    pub const ALLOC_OS_EVENT: u32 = 0xce;
-    pub const FREE_OS_EVENT: u32 = 0xcf;
-    pub const STATUS_CODE: u32 = 0xd1;
-    pub const CHECK_VERSION_STR: u32 = 0xd2;
-    pub const IOCTL_XFER_CMD: u32 = 0xd3;
-    pub const ATTACH_GPUS_TO_FD: u32 = 0xd4;
-    pub const QUERY_DEVICE_INTR: u32 = 0xd5;
-    pub const SYS_PARAMS: u32 = 0xd6;
-    pub const NUMA_INFO: u32 = 0xd7;
-    pub const SET_NUMA_STATUS: u32 = 0xd8;
-    pub const EXPORT_TO_DMABUF_FD: u32 = 0xd9;
-    pub const WAIT_OPEN_COMPLETE: u32 = 0xda;
+pub(crate) mod escape {
+    pub(crate) const RM_ALLOC_MEMORY: u32 = 0x27;
+    pub(crate) const RM_ALLOC_OBJECT: u32 = 0x28;
+    pub(crate) const RM_FREE: u32 = 0x29;
+    pub(crate) const RM_CONTROL: u32 = 0x2a;
+    pub(crate) const RM_ALLOC: u32 = 0x2b;
+    pub(crate) const RM_DUP_OBJECT: u32 = 0x34;
+    pub(crate) const RM_SHARE: u32 = 0x35;
+    pub(crate) const RM_I2C_ACCESS: u32 = 0x39;
+    pub(crate) const RM_IDLE_CHANNELS: u32 = 0x41;
+    pub(crate) const RM_VID_HEAP_CONTROL: u32 = 0x4a;
+    pub(crate) const RM_ACCESS_REGISTRY: u32 = 0x4d;
+    pub(crate) const RM_MAP_MEMORY: u32 = 0x4e;
+    pub(crate) const RM_UNMAP_MEMORY: u32 = 0x4f;
+    pub(crate) const RM_GET_EVENT_DATA: u32 = 0x52;
+    pub(crate) const RM_ALLOC_CONTEXT_DMA2: u32 = 0x54;
+    pub(crate) const RM_MAP_MEMORY_DMA: u32 = 0x57;
+    pub(crate) const RM_UNMAP_MEMORY_DMA: u32 = 0x58;
+    pub(crate) const RM_BIND_CONTEXT_DMA: u32 = 0x59;
+    pub(crate) const RM_UPDATE_DEVICE_MAPPING_INFO: u32 = 0x5e;
+    pub(crate) const RM_LOCKLESS_DIAGNOSTIC: u32 = 0x5f;
+    pub(crate) const CARD_INFO: u32 = 0xc8;
+    pub(crate) const REGISTER_FD: u32 = 0xc9;
+    pub(crate) const ALLOC_OS_EVENT: u32 = 0xce;
+    pub(crate) const FREE_OS_EVENT: u32 = 0xcf;
+    pub(crate) const STATUS_CODE: u32 = 0xd1;
+    pub(crate) const CHECK_VERSION_STR: u32 = 0xd2;
+    pub(crate) const IOCTL_XFER_CMD: u32 = 0xd3;
+    pub(crate) const ATTACH_GPUS_TO_FD: u32 = 0xd4;
+    pub(crate) const QUERY_DEVICE_INTR: u32 = 0xd5;
+    pub(crate) const SYS_PARAMS: u32 = 0xd6;
+    pub(crate) const NUMA_INFO: u32 = 0xd7;
+    pub(crate) const SET_NUMA_STATUS: u32 = 0xd8;
+    pub(crate) const EXPORT_TO_DMABUF_FD: u32 = 0xd9;
+    pub(crate) const WAIT_OPEN_COMPLETE: u32 = 0xda;
 }
 
 /// Which node an escape may be issued on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub(crate) enum Side {
     /// The control node only.
     Control,
     /// A GPU node only.
@@ -155,7 +155,7 @@ pub enum Side {
 
 /// Exact size of an escape's parameters and where it may be issued. `None`: no such escape.
 /// `RM_ALLOC`, `CARD_INFO`, `ATTACH_GPUS_TO_FD` and `QUERY_DEVICE_INTR` have size rules of their own.
-pub fn escape_shape(nr: u32) -> Option<(usize, Side)> {
+pub(crate) fn escape_shape(nr: u32) -> Option<(usize, Side)> {
     use Side::{Any, Control, Gpu};
     Some(match nr {
         escape::RM_ALLOC_MEMORY => (56, Gpu),
