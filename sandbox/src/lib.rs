@@ -1,9 +1,23 @@
 //! gpuslice-sandbox: performs the NVIDIA ioctls of one container.
 
 // Dispatch: what a command means and whether it may run.
+mod alloc;
+mod bytes;
+mod control;
 pub mod dispatch;
 pub mod driver;
+mod exports;
+mod frontend;
+mod ledger;
+mod lifecycle;
+mod objects;
+mod own_client;
+mod refusals;
+mod rewrite;
+mod rules;
 pub mod tenant;
+mod uvm;
+mod uvm_files;
 
 // The process: confinement, threads, notifications, sockets.
 mod activity;

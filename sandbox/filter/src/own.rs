@@ -14,8 +14,14 @@ use assemble::{Case, Test, any, cases, program, when};
 const PROT_EXEC: u32 = 4;
 /// `AT_EMPTY_PATH`: statx looks at a file that is open, not at a path.
 const AT_EMPTY_PATH: u32 = 0x1000;
+/// `F_GETFD`: whether a number is open; std asks it before each close in unoptimised builds.
+const F_GETFD: u32 = 1;
+/// `F_DUPFD_CLOEXEC`: a copy of a file that is kept beyond a call.
+const F_DUPFD_CLOEXEC: u32 = 1030;
 /// `F_ADD_SEALS`.
 const F_ADD_SEALS: u32 = 1033;
+/// `KCMP_FILE`: whether two files are one. It names processes by number, but tells no more than that.
+const KCMP_FILE: u32 = 0;
 /// `SECCOMP_GET_NOTIF_SIZES`.
 const GET_NOTIF_SIZES: u32 = 3;
 
@@ -73,7 +79,18 @@ pub fn own_program(driver_commands: &[u32]) -> Vec<Instruction> {
         Case::new(10, no_exec()),
         // The kernel looks at the low half of the command: so does the filter.
         Case::new(16, cases(1, commands.collect())),
-        Case::new(72, when(1, Test::Equals(F_ADD_SEALS))),
+        Case::new(
+            72,
+            cases(
+                1,
+                vec![
+                    Case::new(F_GETFD, any()),
+                    Case::new(F_DUPFD_CLOEXEC, any()),
+                    Case::new(F_ADD_SEALS, any()),
+                ],
+            ),
+        ),
+        Case::new(312, when(2, Test::Equals(KCMP_FILE))),
         Case::new(317, when(0, Test::Equals(GET_NOTIF_SIZES))),
         Case::new(332, when(2, Test::AnyOf(AT_EMPTY_PATH))),
     ]);

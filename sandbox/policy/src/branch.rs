@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use crate::row::{Class, Control, Escape, Uvm};
+use crate::row::{Class, Control, Escape, EscapeRule, Uvm, UvmRule};
 use crate::v580;
 
 /// A driver version, `major.minor` or `major.minor.patch`.
@@ -88,7 +88,7 @@ impl fmt::Debug for Branch {
 const BRANCHES: &[&Branch] = &[&v580::BRANCH];
 
 /// First member of ascending `rows` with this key.
-fn find<'r, R, K: Ord>(rows: &'r [R], key: K, of: impl Fn(&R) -> K) -> Option<&'r R> {
+fn find<R, K: Ord>(rows: &[R], key: K, of: impl Fn(&R) -> K) -> Option<&R> {
     rows.binary_search_by_key(&key, of).ok().and_then(|index| rows.get(index))
 }
 
@@ -150,8 +150,9 @@ impl Branch {
     pub fn every_command() -> Vec<u32> {
         let mut all: Vec<u32> = Vec::new();
         for branch in BRANCHES {
-            all.extend(branch.escapes.iter().flat_map(|row| row.sizes().map(|size| row.command(size))));
-            all.extend(branch.uvm.iter().map(|row| row.cmd));
+            let escapes = branch.escapes.iter().filter(|row| row.rule != EscapeRule::Deny);
+            all.extend(escapes.flat_map(|row| row.sizes().map(|size| row.command(size))));
+            all.extend(branch.uvm.iter().filter(|row| row.rule != UvmRule::Deny).map(|row| row.cmd));
         }
         all.sort_unstable();
         all.dedup();

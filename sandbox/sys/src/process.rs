@@ -9,6 +9,8 @@ use crate::{ptrace, wait};
 
 /// `PIDFD_THREAD`, kernel 6.9: the same value as O_EXCL.
 const PIDFD_THREAD: libc::c_int = libc::O_EXCL;
+/// `KCMP_FILE`.
+const KCMP_FILE: libc::c_int = 0;
 /// `KCMP_FILES`.
 const KCMP_FILES: libc::c_int = 2;
 
@@ -60,6 +62,18 @@ pub fn same_file_table(a_tid: u32, b_tid: u32) -> io::Result<bool> {
     Ok(check_long(result)? == 0)
 }
 
+/// Both file numbers of this process stand for one open file.
+///
+/// # Errors
+/// ENOSYS on a kernel without kcmp.
+pub fn same_open_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> io::Result<bool> {
+    // SAFETY: gettid takes no arguments.
+    let own = unsafe { libc::syscall(libc::SYS_gettid) };
+    // SAFETY: kcmp with KCMP_FILE takes its arguments by value.
+    let result = unsafe { libc::syscall(libc::SYS_kcmp, own, own, KCMP_FILE, a.as_raw_fd(), b.as_raw_fd()) };
+    Ok(check_long(result)? == 0)
+}
+
 /// The seccomp programs that thread `tid` runs under, newest first. The thread is stopped meanwhile and
 /// goes on undisturbed afterwards.
 ///
@@ -80,4 +94,22 @@ pub fn program_of(tid: u32) -> io::Result<Vec<Vec<Instruction>>> {
         tracee.detach(tracee.signal_on_its_way()?)?;
         Ok(programs)
     })
+}
+
+extern "C" fn nothing(_signal: libc::c_int) {}
+
+/// Makes `signal` interrupt this process's calls, which are then made again, and do nothing else.
+///
+/// # Errors
+/// EINVAL for a signal that can't be caught.
+pub fn catch(signal: i32) -> io::Result<()> {
+    let action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: assume_init needs a valid value: an empty mask, no flags and no restorer are valid.
+    let mut action = unsafe { action.assume_init() };
+    action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
+    action.sa_flags = libc::SA_RESTART;
+    // SAFETY: sigaction reads one sigaction and takes null for the old one that is not wanted; the handler
+    // does nothing, so it is safe at any moment.
+    let result = unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) };
+    crate::call::check(result).map(|_| ())
 }

@@ -34,7 +34,7 @@ pub(super) const ENGINES: &[Control] = &[
     Control::new(0xc56f010b, "NVC56F_CTRL_CMD_GET_KMB", 144, Forward),
     Control::new(0xcb330101, "NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_CAPABILITIES", 6, Forward),
     Control::new(0xcb330104, "NV_CONF_COMPUTE_CTRL_CMD_SYSTEM_GET_GPUS_STATE", 1, Forward),
-    Control::new(0xcb330106, "NV_CONF_COMPUTE_CTRL_CMD_GPU_GET_VIDMEM_SIZE", 24, MemorySize),
-    Control::new(0xcb33010b, "NV_CONF_COMPUTE_CTRL_CMD_GPU_GET_NUM_SECURE_CHANNELS", 12, Forward),
-    Control::new(0xcb33010c, "NV_CONF_COMPUTE_CTRL_CMD_GPU_GET_KEY_ROTATION_STATE", 8, Forward),
+    Control::new(0xcb330106, "NV_CONF_COMPUTE_CTRL_CMD_GPU_GET_VIDMEM_SIZE", 24, MemorySize).handles(&[own(0)]),
+    Control::new(0xcb33010b, "NV_CONF_COMPUTE_CTRL_CMD_GPU_GET_NUM_SECURE_CHANNELS", 12, Forward).handles(&[own(0)]),
+    Control::new(0xcb33010c, "NV_CONF_COMPUTE_CTRL_CMD_GPU_GET_KEY_ROTATION_STATE", 8, Forward).handles(&[own(0)]),
 ];

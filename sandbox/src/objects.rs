@@ -1,0 +1,119 @@
+//! The container's objects as the driver has them, and what memory each keeps allocated.
+//!
+//! Owns: clients, objects, their parents and dependants, and the references that hold each charge. Trusts: the
+//! driver's answers only; an object is entered when the driver made it and removed when the driver freed it.
+//! Promises: a charge lives as long as anything that keeps its memory allocated. Two calls that could confuse
+//! the order (freeing what another call is using) wait for each other: a call that changes the graph pins what
+//! it names until its answer is entered, and a free waits for pins and holds back new ones. One lock, never
+//! held across a driver call or an access to tenant memory. What falls out of the graph is returned to the
+//! caller and dropped outside the lock.
+
+mod graph;
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+pub(crate) use graph::{Freed, Graph, Id, Kind, MemoryId, New};
+
+/// A handle in a client: what the driver's tables are keyed by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Name {
+    /// The client.
+    pub(crate) client: u32,
+    /// The handle in it; a client names itself.
+    pub(crate) handle: u32,
+}
+
+/// The graph, shared by all workers.
+#[derive(Default)]
+pub(crate) struct Objects {
+    graph: Mutex<Graph>,
+    changed: Condvar,
+}
+
+impl Objects {
+    /// The graph, for one short step.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Graph> {
+        self.graph.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether `name` is an object of this container.
+    pub(crate) fn has(&self, name: Name) -> bool {
+        self.lock().find(name).is_some()
+    }
+
+    /// Keeps the named objects from being freed until the pins are dropped. Waits for frees in flight.
+    /// Answers the first name that isn't there otherwise.
+    pub(crate) fn pin(&self, names: &[Name]) -> Result<Pins<'_>, Name> {
+        let mut graph = self.lock();
+        loop {
+            match graph.try_pin(names)? {
+                Some(ids) => return Ok(Pins { objects: self, ids }),
+                None => graph = self.changed.wait(graph).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// Begins to free `name`, with all that goes with it: waits until nobody uses any of it, and keeps others
+    /// from it until the answer is dropped or [finished](Freeing::finish).
+    pub(crate) fn begin_free(&self, name: Name) -> Option<Freeing<'_>> {
+        let mut graph = self.lock();
+        loop {
+            let root = graph.find(name)?;
+            if graph.is_freeing(root) {
+                graph = self.changed.wait(graph).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            }
+            // Marked first, so that no new pins come while we wait for the old ones to go.
+            loop {
+                if graph.mark(root) {
+                    return Some(Freeing { objects: self, root });
+                }
+                graph = self.changed.wait(graph).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}
+
+/// Objects in use by a call.
+pub(crate) struct Pins<'a> {
+    objects: &'a Objects,
+    ids: Vec<Id>,
+}
+
+impl Pins<'_> {
+    /// The pinned objects, in the order asked for.
+    pub(crate) fn ids(&self) -> &[Id] {
+        &self.ids
+    }
+}
+
+impl Drop for Pins<'_> {
+    fn drop(&mut self) {
+        self.objects.lock().unpin(&self.ids);
+        self.objects.changed.notify_all();
+    }
+}
+
+/// A free in flight.
+pub(crate) struct Freeing<'a> {
+    objects: &'a Objects,
+    root: Id,
+}
+
+impl Freeing<'_> {
+    /// The driver freed it.
+    pub(crate) fn finish(self) -> Freed {
+        self.objects.lock().remove(self.root)
+        // Dropping `self` clears marks of what is left (nothing) and wakes the waiters.
+    }
+}
+
+impl Drop for Freeing<'_> {
+    fn drop(&mut self) {
+        self.objects.lock().unmark(self.root);
+        self.objects.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests;
