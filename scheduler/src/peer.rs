@@ -28,6 +28,8 @@ use crate::budget::Budget;
 const SHIM_FRAMES: (u32, u32) = (10, 20);
 /// Of a sandbox: ten reports a second and the answers to pings, twice over.
 const SANDBOX_FRAMES: (u32, u32) = (20, 60);
+/// Shortest time between two pings: audits can follow each other much faster.
+const PING_PAUSE: Duration = Duration::from_millis(800);
 /// Frames waiting to be taken by a peer.
 const QUEUE: usize = 64;
 /// The same for the command line tool: a row per tenant and GPU.
@@ -67,6 +69,7 @@ pub(crate) struct Session {
     receiver: Receiver<SandboxToScheduler>,
     sender: Sender<SchedulerToSandbox>,
     last_ping: u32,
+    pinged_last: Option<Duration>,
     /// When the unanswered ping was sent.
     pub(crate) pinged: Option<Duration>,
 }
@@ -74,7 +77,7 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) fn new(lease: LeaseId) -> Session {
         let (receiver, sender) = (Receiver::default(), Sender::default());
-        Session { lease, receiver, sender, last_ping: 0, pinged: None }
+        Session { lease, receiver, sender, last_ping: 0, pinged_last: None, pinged: None }
     }
 
     /// Whether this answers the ping that is out.
@@ -216,14 +219,16 @@ impl Peer {
         self.push(frame)
     }
 
-    /// Asks a sandbox for a report, unless one is due already.
+    /// Asks a sandbox for a report, unless one is due already or was asked for just now.
     pub(crate) fn ping(&mut self, now: Duration) -> Result<(), Ended> {
         let Phase::Sandbox(session) = &mut self.phase else { return Ok(()) };
-        if session.pinged.is_some() {
+        let just_now = session.pinged_last.is_some_and(|last| now.saturating_sub(last) < PING_PAUSE);
+        if session.pinged.is_some() || just_now {
             return Ok(());
         }
         session.last_ping = session.last_ping.wrapping_add(1).max(1);
         session.pinged = Some(now);
+        session.pinged_last = Some(now);
         let message = SchedulerToSandbox::Ping { ping: session.last_ping };
         let frame = session.sender.encode(&message).map_err(Ended::Frame)?;
         self.push(frame)
