@@ -19,7 +19,7 @@ fn conditional() -> Vec<(u32, [u64; 6], Vec<[u64; 6]>)> {
         (9, with(2, 3), vec![with(2, 4), with(2, 7), with(2, u64::MAX)]),
         (10, with(2, 3), vec![with(2, 4), with(2, 5)]),
         (72, with(1, 1033), vec![with(1, 1032), with(1, 0), with(1, 1031)]),
-        (72, with(1, 1030), vec![with(1, 1), with(1, 4)]),
+        (72, with(1, 1030), vec![with(1, 2), with(1, 4)]),
         (312, with(2, 0), vec![with(2, 1), with(2, 2), with(2, u64::MAX)]),
         (317, with(0, 3), vec![with(0, 0), with(0, 1), with(0, 2)]),
         (332, with(2, 0x5000), vec![with(2, 0), with(2, 0x4000), with(2, 0x800)]),

@@ -217,14 +217,6 @@ fn a_rule_never_does_what_the_default_does() {
     }
 }
 
-#[test]
-fn merging_twice_is_the_same_as_merging_once_for_the_errno_form() {
-    let own = denying(&["ioctl", "read"], json!({ "names": ["write"], "action": "SCMP_ACT_ALLOW" }));
-    let once = merged(&own, &Form::Errno);
-    let names = |out: &Value| rules(out, "read").len() + rules(out, "write").len();
-    assert_eq!(names(&once), 2);
-}
-
 fn any_rule() -> impl Strategy<Value = Value> {
     let action = prop::sample::select(vec![
         "SCMP_ACT_ALLOW",

@@ -104,7 +104,8 @@ pub(crate) fn verdict(name: &str, command: u64, file: u64) -> Verdict {
         "deny without ioctl" => Verdict::Denied,
         "deny, some commands" => {
             let one = [0x5413, 0xc020_462a, 5, 0x8933].contains(&command);
-            denied(!one && !(file == 1 && command & 0xff00 == 0x5400))
+            let of_type = file == 1 && command & 0xff00 == 0x5400;
+            denied(!(one || of_type))
         }
         "deny, all commands but one" if low == 0x5412 && command != low => Verdict::Either,
         "deny, all commands but one" => denied(command == 0x5412),
