@@ -1,9 +1,10 @@
 //! The calling thread of one notification, as dispatch sees it.
 //!
-//! Reads go to the tenant's memory at once. Writes are collected and performed when the call is answered: a
-//! call that was cancelled meanwhile is then known with all that it would have written ([`crate::kept`]).
+//! Reads go to the tenant's memory at once. Writes, and files that replace others in the tenant's table, are
+//! collected and performed when the call is answered: a call that was cancelled meanwhile is then known with all
+//! that it would have done ([`crate::kept`]).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -36,6 +37,8 @@ pub(crate) struct Call<'a> {
     argument: u64,
     thread: RefCell<Arc<Thread>>,
     trace: RefCell<Trace>,
+    /// Dispatch was told that the call is cancelled: it did not act.
+    cancelled: Cell<bool>,
 }
 
 fn errno(failed: &io::Error) -> Errno {
@@ -53,12 +56,12 @@ impl<'a> Call<'a> {
         trace: Trace,
     ) -> Self {
         let (thread, trace) = (RefCell::new(thread), RefCell::new(trace));
-        Call { services, listener, id, tid, argument, thread, trace }
+        Call { services, listener, id, tid, argument, thread, trace, cancelled: Cell::new(false) }
     }
 
-    /// What the call read and will have written.
-    pub(crate) fn finish(self) -> Trace {
-        self.trace.into_inner()
+    /// What the call read and will have done, and whether it was found cancelled before it acted.
+    pub(crate) fn finish(self) -> (Trace, bool) {
+        (self.trace.into_inner(), self.cancelled.get())
     }
 
     /// Does `act` with the thread, which is asked for again, once, when `act` finds it gone.
@@ -112,7 +115,11 @@ impl Caller for Call<'_> {
     }
 
     fn still_waiting(&self) -> bool {
-        self.listener.is_valid(self.id)
+        let waiting = self.listener.is_valid(self.id);
+        if !waiting {
+            self.cancelled.set(true);
+        }
+        waiting
     }
 
     fn pinned(&self, addr: u64, length: u64) -> Result<Pinned, PinError> {
@@ -130,6 +137,10 @@ impl Caller for Call<'_> {
     }
 
     fn install(&self, file: OwnedFd, at: Option<u32>) -> Result<u32, Errno> {
-        self.listener.add_file(self.id, file.as_fd(), at, false).map_err(|failed| errno(&failed))
+        if let Some(number) = at {
+            self.trace.borrow_mut().install(number, file);
+            return Ok(number);
+        }
+        self.listener.add_file(self.id, file.as_fd(), None, false).map_err(|failed| errno(&failed))
     }
 }

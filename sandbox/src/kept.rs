@@ -7,10 +7,12 @@
 //! driver. The bytes may also be as the result left them, since it may have been written before the reply
 //! found nobody. Kept with the thread's cache entry, and so gone when the thread ends or executes a program.
 
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use gpuslice_sys::TenantMemory;
+use gpuslice_sys::{Listener, TenantMemory};
 
 use crate::dispatch::Outcome;
 use crate::gate::locked;
@@ -34,6 +36,8 @@ pub(crate) struct Trace {
     bytes: Vec<u8>,
     /// Address and length of each part of `bytes`.
     parts: Vec<(u64, usize)>,
+    /// Files that replace others in the tenant's table.
+    files: Vec<(u32, OwnedFd)>,
 }
 
 impl Trace {
@@ -45,11 +49,28 @@ impl Trace {
             buffer.shrink_to(LARGE);
         }
         self.parts.clear();
+        self.files.clear();
     }
 
-    /// Nothing is to be written.
+    /// Nothing is to be done.
     pub(crate) fn is_empty(&self) -> bool {
-        self.parts.is_empty()
+        self.parts.is_empty() && self.files.is_empty()
+    }
+
+    /// Adds a file.
+    pub(crate) fn install(&mut self, number: u32, file: OwnedFd) {
+        self.files.push((number, file));
+    }
+
+    /// Puts the files into the table of the caller of notification `id`.
+    ///
+    /// # Errors
+    /// ENOENT when nobody waits any more; EBADF or EMFILE for a number that can't be.
+    pub(crate) fn install_files(&self, listener: &Listener, id: u64) -> io::Result<()> {
+        for (number, file) in &self.files {
+            listener.add_file(id, file.as_fd(), Some(*number), false)?;
+        }
+        Ok(())
     }
 
     /// Adds a write.
@@ -62,7 +83,7 @@ impl Trace {
     ///
     /// # Errors
     /// That of the first write that fails; later ones are not tried.
-    pub(crate) fn flush(&self, memory: &TenantMemory) -> std::io::Result<()> {
+    pub(crate) fn flush(&self, memory: &TenantMemory) -> io::Result<()> {
         self.each(|address, bytes| memory.write_at(address, bytes))
     }
 

@@ -1,4 +1,5 @@
 //! gpuslice-sandbox: performs the NVIDIA ioctls of one container.
+#![forbid(unsafe_code)]
 
 // Dispatch: what a command means and whether it may run.
 mod alloc;

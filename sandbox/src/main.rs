@@ -1,4 +1,5 @@
 //! gpuslice-sandbox: started by the shim, one for each GPU container.
+#![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 

@@ -11,6 +11,8 @@
 //! | asked | waits: its thread may not be interrupted yet, so a restart would reach the program as a number |
 //! | stopping | is answered with a restart: every thread of the process is interrupted |
 //!
+//! Without `WAIT_KILLABLE_RECV` the interruption itself cancels the pending calls: a wait ends then too.
+//!
 //! The call comes again when the threads go on, and finds its range shared. That the shim's last answer is
 //! known by then is certain: it was sent before the threads went on, and the call asks the shim again on the
 //! same socket before it looks at the state. Failure: the error number of the move's failed step, once.
@@ -34,6 +36,8 @@ use crate::threads::Process;
 const PAGE: u64 = 4096;
 /// Longest wait for the shim's answer and for a move to begin.
 const WAIT: Duration = Duration::from_secs(10);
+/// How often a waiting call looks whether it was cancelled.
+const LOOK: Duration = Duration::from_millis(1);
 /// Most bytes shared with the container at a time.
 const MOST_BYTES: u64 = LARGEST_FILE;
 
@@ -100,7 +104,7 @@ impl PinCall<'_> {
             if let Some(mapping) = self.shared(range).map_err(PinError::Errno)? {
                 return Ok(Pinned { address: mapping.address() + offset, keep: mapping });
             }
-            match self.process.pins.claim(range)? {
+            match self.process.pins.claim(range, &|| self.listener.is_valid(self.id))? {
                 Claim::Mine => return Err(self.begin_move(range)),
                 Claim::Changed => {}
             }
@@ -166,7 +170,7 @@ impl PinCall<'_> {
         let request = self.shim.ask(ask, &[file.as_fd()]).map_err(|failed| late(&failed))?;
         asked.push((request.number(), Arc::downgrade(self.process)));
         drop(asked);
-        self.process.pins.await_beginning()
+        self.process.pins.await_beginning(&|| self.listener.is_valid(self.id))
     }
 }
 
@@ -179,7 +183,7 @@ enum Claim {
 }
 
 impl Pins {
-    fn claim(&self, range: MemoryRange) -> Result<Claim, PinError> {
+    fn claim(&self, range: MemoryRange, still_waiting: &dyn Fn() -> bool) -> Result<Claim, PinError> {
         let deadline = Instant::now() + WAIT;
         let mut state = locked(&self.state);
         if let Some((_, errno)) = state.failed.take_if(|(failed, _)| *failed == range) {
@@ -194,30 +198,38 @@ impl Pins {
             Moving::Asked(_) => {}
         }
         while let Moving::Asked(_) = state.moving {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if deadline < Instant::now() {
                 return Err(PinError::Errno(Errno::EAGAIN));
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            if !still_waiting() {
+                return Err(PinError::Restart);
+            }
         }
         if matches!(state.moving, Moving::Stopping(_)) { Err(PinError::Restart) } else { Ok(Claim::Changed) }
     }
 
     /// Waits until the threads have been interrupted.
-    fn await_beginning(&self) -> Result<(), Errno> {
+    fn await_beginning(&self, still_waiting: &dyn Fn() -> bool) -> Result<(), Errno> {
         let deadline = Instant::now() + WAIT;
         let mut state = locked(&self.state);
         loop {
             match state.moving {
                 Moving::Stopping(_) => return Ok(()),
-                Moving::Idle => return Err(state.failed.take().map_or(Errno::EAGAIN, |(_, errno)| errno)),
+                Moving::Idle => match state.failed.take() {
+                    Some((_, errno)) => return Err(errno),
+                    // Done already, and so was the interruption.
+                    None => return Ok(()),
+                },
                 Moving::Asked(_) => {}
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            if deadline < Instant::now() {
                 return Err(Errno::EIO);
             }
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self.changed.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+            if !still_waiting() {
+                return Ok(());
+            }
         }
     }
 

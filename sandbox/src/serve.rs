@@ -100,26 +100,28 @@ impl<D: Driver> Server<D> {
         let Some(thread) = self.thread(listener, call) else { return };
         let finished = match thread.calls.begin(registers, &thread.memory, || listener.is_valid(call.id)) {
             Begin::Cancelled => return,
-            Begin::Repeat(finished) => finished,
+            Begin::Repeat(finished) => Some(finished),
             Begin::Perform => self.perform(listener, call, &thread, std::mem::take(scratch)),
         };
-        if self.finish(listener, call.id, &thread, &finished) {
-            thread.calls.end(registers, None);
-            *scratch = finished.trace;
-            scratch.clear();
-        } else {
-            let repeatable = finished.outcome != Outcome::Restart;
-            thread.calls.end(registers, repeatable.then_some(finished));
-        }
+        let unanswered = finished.and_then(|finished| {
+            if self.finish(listener, call.id, &thread, &finished) || finished.outcome == Outcome::Restart {
+                *scratch = finished.trace;
+                scratch.clear();
+                return None;
+            }
+            Some(finished)
+        });
+        thread.calls.end(registers, unanswered);
     }
 
+    /// `None` when the call was cancelled before the driver acted.
     fn perform(
         &self,
         listener: &Listener,
         call: &Notification,
         thread: &Arc<Thread>,
         trace: Trace,
-    ) -> Finished {
+    ) -> Option<Finished> {
         let [file, command, argument, ..] = call.args;
         let driver = self.sandbox.driver();
         let caller =
@@ -134,7 +136,8 @@ impl<D: Driver> Server<D> {
                 }
             },
         };
-        Finished { outcome, trace: caller.finish() }
+        let (trace, cancelled) = caller.finish();
+        (!cancelled).then_some(Finished { outcome, trace })
     }
 
     /// Writes a result and answers; false when nobody waits for it.
@@ -149,7 +152,12 @@ impl<D: Driver> Server<D> {
                 return false;
             }
             // What the driver did stays done, as when the kernel's own copy-out fails.
-            if finished.trace.flush(&thread.memory).is_err() {
+            if let Err(failed) = finished.trace.install_files(listener, id) {
+                match failed.raw_os_error() {
+                    Some(libc::ENOENT) => return false,
+                    errno => answer = Answer::Error(errno.unwrap_or(libc::EMFILE)),
+                }
+            } else if finished.trace.flush(&thread.memory).is_err() {
                 answer = Answer::Error(libc::EFAULT);
             }
         }
