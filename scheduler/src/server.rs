@@ -26,7 +26,7 @@ use crate::auditor::Auditor;
 use crate::backend::Backend;
 use crate::core::Core;
 use crate::log::log;
-use crate::peer::{Ended, Peer, Phase};
+use crate::peer::{Ended, Peer, Phase, Shim};
 use crate::place::{Place, PlaceError};
 use crate::processes::uids_in_use;
 use crate::readiness::Readiness;
@@ -214,10 +214,8 @@ impl Server {
         }
         for (token, peer) in &self.peers {
             add(Source::Peer(*token), peer.as_fd(), true, peer.sending());
-            if let Phase::Shim(shim) = &peer.phase {
-                if let Some(sandbox) = &shim.sandbox {
-                    add(Source::Sandbox(*token), sandbox.as_fd(), true, false);
-                }
+            if let Phase::Shim(Shim { sandbox: Some(sandbox), .. }) = &peer.phase {
+                add(Source::Sandbox(*token), sandbox.as_fd(), true, false);
             }
         }
         for (lease, sandbox) in &self.orphans {
@@ -274,10 +272,10 @@ impl Server {
     /// Reads and writes on a connection that is ready.
     fn serve(&mut self, token: Token, ready: Ready, now: Duration) {
         let Some(peer) = self.peers.get_mut(&token) else { return };
-        if ready.writable {
-            if let Err(ended) = peer.flush() {
-                return self.close(token, &ended, now);
-            }
+        if ready.writable
+            && let Err(ended) = peer.flush()
+        {
+            return self.close(token, &ended, now);
         }
         if ready.readable || ready.closed {
             match peer.receive(now) {

@@ -1,5 +1,7 @@
 //! Both sides of the handshake over real sockets, with peers that are slow, dead, out of order, or hostile.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
 #[allow(unreachable_pub, reason = "a module of a test")]
 mod node;
 

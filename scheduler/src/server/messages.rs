@@ -99,10 +99,10 @@ impl Server {
             self.peers.iter().filter(|(_, peer)| held(&peer.phase)).map(|(token, _)| *token).collect();
         for token in tokens {
             let Some(peer) = self.peers.get_mut(&token) else { continue };
-            if let Phase::Held(register) = std::mem::replace(&mut peer.phase, Phase::New) {
-                if let Err(Refusal { reason, detail }) = self.register(token, register, now) {
-                    self.refuse(token, reason, detail);
-                }
+            if let Phase::Held(register) = std::mem::replace(&mut peer.phase, Phase::New)
+                && let Err(Refusal { reason, detail }) = self.register(token, register, now)
+            {
+                self.refuse(token, reason, detail);
             }
         }
     }
@@ -130,12 +130,12 @@ impl Server {
         check_sandbox(&file, pid, uid).map_err(|detail| Refusal::new(Reason::NoLease, detail))?;
         self.core.started(lease, pid)?;
         let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
-        if let Phase::Shim(shim) = &mut peer.phase {
-            if !shim.announced {
-                log!("lease {lease}: sandbox is pid {pid}");
-                shim.announced = true;
-                shim.sandbox = Some(file);
-            }
+        if let Phase::Shim(shim) = &mut peer.phase
+            && !shim.announced
+        {
+            log!("lease {lease}: sandbox is pid {pid}");
+            shim.announced = true;
+            shim.sandbox = Some(file);
         }
         peer.due = None;
         // A shim that can't take the answer asks again, or is closed.
