@@ -6,5 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod fail_closed;
+mod identity;
+mod isolation;
 mod lifecycle;
+mod memory;
 mod slice;

@@ -10,7 +10,7 @@ use crate::workspace::{cargo, target};
 /// Which build of the parts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// Release code that builds fast: tests and the demo.
+    /// What `cargo test` has mostly built already.
     Test,
     /// What is shipped: measurements.
     Release,
@@ -19,7 +19,7 @@ pub(crate) enum Profile {
 impl Profile {
     fn name(self) -> &'static str {
         match self {
-            Profile::Test => "test-release",
+            Profile::Test => "dev",
             Profile::Release => "release",
         }
     }
@@ -54,7 +54,7 @@ pub(crate) fn programs(profile: Profile) -> Result<PathBuf> {
         "relocation-model=static",
     ]);
     succeed(&mut tenant, "build the tenant program")?;
-    let folder = target().join(profile.name());
+    let folder = target().join(if profile == Profile::Test { "debug" } else { "release" });
     std::fs::canonicalize(&folder).with_context(|| format!("find {}", folder.display()))
 }
 

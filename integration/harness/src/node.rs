@@ -12,6 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
 use crate::container::Container;
 use crate::gpu::Gpus;
@@ -365,6 +366,31 @@ impl Node {
             bail!("ctr {}: {}", args.join(" "), said(&output));
         }
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// containerd's default seccomp profile, as `ctr run --seccomp` writes it into a spec.
+    ///
+    /// # Errors
+    /// When a plain container can't be started.
+    pub fn ctr_profile(&self) -> Result<Value> {
+        let rootfs = self.rootfs().to_string_lossy().into_owned();
+        self.ctr_ok(&[
+            "run",
+            "--detach",
+            "--null-io",
+            "--seccomp",
+            "--rootfs",
+            &rootfs,
+            "profile",
+            "/bin/sleep",
+            "1000",
+        ])?;
+        let spec =
+            std::fs::read(self.bundle("profile").join("config.json")).context("read a bundle's spec")?;
+        self.ctr_ok(&["tasks", "rm", "--force", "profile"])?;
+        self.ctr_ok(&["containers", "rm", "profile"])?;
+        let spec: Value = serde_json::from_slice(&spec).context("read a bundle's spec")?;
+        spec.pointer("/linux/seccomp").cloned().context("ctr wrote no profile")
     }
 
     /// The command line tool against this node's scheduler.

@@ -1,0 +1,72 @@
+//! Each way of getting GPU memory works in a slice, is charged to it, and comes back when the tenant is done.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use gpuslice_harness::Node;
+use gpuslice_harness::wait::until;
+
+/// Runs a tenant command to its success and checks that the card is empty a second later.
+fn works(args: &[&str]) -> Result<()> {
+    let node = Node::start()?;
+    node.container("control").gpu(0)?.direct()?.tenant(args).run()?.success()?;
+    let ended = node.container("a").gpu(0)?.quota("2Gi").tenant(args).run()?.success()?;
+    for line in ended.lines()? {
+        ensure!(line.get("ok").is_none_or(|ok| ok == true), "{line}");
+    }
+    until("the memory is back", Duration::from_secs(1), || Ok((node.gpus()?.used(0)? == 0).then_some(())))?;
+    node.finish()
+}
+
+macro_rules! ways {
+    ($($test:ident: $args:expr;)*) => {
+        $(
+            #[test]
+            #[ignore = "needs root and containerd: cargo xtask test"]
+            fn $test() -> Result<()> {
+                works(&$args)
+            }
+        )*
+    };
+}
+
+ways! {
+    card_memory_can_be_mapped_and_unmapped: ["map", "16M"];
+    a_compute_context_runs_work: ["context", "run"];
+    several_contexts_live_in_one_process: ["contexts", "3"];
+    memory_of_the_tenant_can_be_pinned: ["pinned", "4M"];
+    managed_memory_works: ["managed", "64M"];
+    memory_is_shared_between_two_processes: ["ipc", "16M"];
+    memory_is_shared_between_two_clients: ["dup", "16M"];
+    a_child_uses_the_files_that_it_inherited: ["fork-alloc", "16M"];
+    no_call_runs_twice_under_a_storm_of_signals: ["storm", "2000"];
+}
+
+#[test]
+#[ignore = "needs root and containerd: cargo xtask test"]
+fn managed_memory_counts_against_the_quota() -> Result<()> {
+    let node = Node::start()?;
+    node.container("control").gpu(0)?.direct()?.tenant(&["managed", "2G"]).run()?.success()?;
+    let ended = node.container("a").gpu(0)?.quota("1Gi").tenant(&["managed", "2G"]).run()?;
+    ensure!(ended.status != 0 && ended.stdout.contains("\"errno\":12"), "{ended:?}");
+    let ended = node.container("b").gpu(0)?.quota("1Gi").tenant(&["managed", "512M"]).run()?.success()?;
+    ensure!(ended.number("free")? + (512 << 20) <= ended.number("free_before")?, "{}", ended.stdout);
+    node.finish()
+}
+
+#[test]
+#[ignore = "needs root and containerd: cargo xtask test"]
+fn memory_that_is_still_mapped_is_not_handed_on() -> Result<()> {
+    let node = Node::start()?;
+    let control = node.container("control").gpu(0)?.direct()?.tenant(&["stale", "64M"]).run()?.success()?;
+    ensure!(
+        control.number("free_while_mapped")? == control.number("free_at_first")?,
+        "the bare driver hands mapped memory on: {}",
+        control.stdout
+    );
+    let ended = node.container("a").gpu(0)?.quota("1Gi").tenant(&["stale", "64M"]).run()?.success()?;
+    let first = ended.number("free_at_first")?;
+    ensure!(ended.number("free_while_mapped")? + (64 << 20) <= first, "{}", ended.stdout);
+    ensure!(ended.number("free_after")? == first, "{}", ended.stdout);
+    node.finish()
+}
