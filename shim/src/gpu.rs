@@ -102,7 +102,7 @@ pub(crate) enum GpuError {
 pub(crate) struct Prepared {
     run_dir: PathBuf,
     /// The sandbox getting ready, for a container with a GPU.
-    gpu: Option<JoinHandle<Result<Running, StartError>>>,
+    gpu: Option<JoinHandle<(Running, Result<(), StartError>)>>,
 }
 
 /// A created container under its rules.
@@ -164,8 +164,9 @@ pub(crate) async fn prepare(
     // The sandbox gets ready while the runtime creates the container.
     let ready = spawn_blocking(move || {
         let mut running = running;
-        running.shake_hands()?;
-        Ok(running)
+        let result = running.shake_hands();
+        // Kept also after a failure: the runtime must find the listener's socket, or its error hides this one.
+        (running, result)
     });
     Ok(Prepared { run_dir, gpu: Some(ready) })
 }
@@ -198,10 +199,11 @@ impl Prepared {
                 .map_err(GpuError::Judged)?;
             return Ok(GpuContainer { gpu: None });
         };
-        let running = ready
-            .await
-            .map_err(|_| GpuError::Interrupted("the sandbox got ready"))?
-            .map_err(GpuError::Start)?;
+        let (running, result) = ready.await.map_err(|_| GpuError::Interrupted("the sandbox got ready"))?;
+        if let Err(error) = result {
+            take_down(running).await;
+            return Err(GpuError::Start(error));
+        }
         let serve = move || serve(running, init_pid, &run_dir);
         let gpu = spawn_blocking(serve).await.map_err(|_| GpuError::Interrupted("handing over"))??;
         Ok(GpuContainer { gpu: Some(gpu) })
@@ -209,11 +211,12 @@ impl Prepared {
 
     /// `runc create` failed: ends the sandbox, gives the lease back, removes sockets and cgroup leaf.
     pub(crate) async fn abandon(self) {
-        if let Some(ready) = self.gpu
-            && let Ok(Ok(running)) = ready.await
-        {
-            take_down(running).await;
+        let Some(ready) = self.gpu else { return };
+        let Ok((running, result)) = ready.await else { return };
+        if let Err(error) = result {
+            report::log(&running.name, &report::chain(&error));
         }
+        take_down(running).await;
     }
 }
 

@@ -157,7 +157,13 @@ impl Sandbox {
         files: &[BorrowedFd<'_>],
         patience: Duration,
     ) -> Result<(), SandboxError> {
-        self.link.send(&ShimToSandbox::Start(settings), files, patience, "the settings")
+        const STEP: &str = "the settings";
+        match self.link.send(&ShimToSandbox::Start(settings), files, patience, STEP) {
+            Err(SandboxError::Link { source, .. }) if source.kind() == ErrorKind::BrokenPipe => {
+                Err(SandboxError::Ended { step: STEP, log: self.last_words() })
+            }
+            sent => sent,
+        }
     }
 
     /// Waits for `wanted`, and for nothing else.
