@@ -21,6 +21,8 @@ use serde_json::json;
 use std::time::Instant;
 
 const SLEEP: [&str; 3] = ["/bin/busybox", "sleep", "100"];
+/// TIOCGSID, FIOASYNC, SIOCGIFHWADDR, SIOCGIFINDEX, TCSETS2, TCGETS2.
+const NEEDED: [u32; 6] = [0x5429, 0x5452, 0x8927, 0x8933, 0x402c_542b, 0x802c_542a];
 const IOCTL: u32 = 16;
 const MMAP: u32 = 9;
 
@@ -76,11 +78,15 @@ fn expected(name: &str, kind: Kind, command: u64, file: u64) -> Vec<Action> {
     );
     match verdict(name, command, file) {
         Verdict::Denied => denied,
-        // Where the default is to allow, there is no rule that would let a look-alike through beside the trap.
-        Verdict::Allowed
-            if gpuslice_policy::harmless().contains(&(command as u32)) && kind == Kind::Notify =>
-        {
-            vec![Action::Allow, Action::Log, Action::Notify]
+        // Where the default is to allow, a look-alike is let through only if ordinary programs need it.
+        Verdict::Allowed if gpuslice_policy::harmless().contains(&(command as u32)) => {
+            let by_default = matches!(name, "none" | "allow" | "allow, some denials");
+            match (kind, by_default) {
+                (_, false) => allowed,
+                (Kind::Notify, true) => vec![Action::Notify],
+                (Kind::Errno, true) if NEEDED.contains(&(command as u32)) => allowed,
+                (Kind::Errno, true) => vec![Action::Errno],
+            }
         }
         Verdict::Allowed if !acts_on(command as u32) => allowed,
         Verdict::Allowed if kind == Kind::Notify => vec![Action::Notify],
@@ -92,7 +98,7 @@ fn expected(name: &str, kind: Kind, command: u64, file: u64) -> Vec<Action> {
 
 #[test]
 fn every_form_of_every_profile_compiles_to_a_program_that_keeps_all_promises() {
-    let commands = commands(if cfg!(debug_assertions) { 4_000 } else { 400_000 });
+    let commands = commands(if cfg!(debug_assertions) { 1_000 } else { 400_000 });
     let mut looked = 0_u64;
     for runtime in Runtime::installed() {
         for name in NAMED {
@@ -109,7 +115,10 @@ fn every_form_of_every_profile_compiles_to_a_program_that_keeps_all_promises() {
                 );
                 assert_eq!(verdict, Ok(()), "{runtime:?} {name}");
                 for command in &commands {
-                    for high in [0, u64::from(u32::MAX), 1] {
+                    // A set high half, as C libraries that sign-extend make it, for one command in four.
+                    for high in
+                        [0, u64::from(u32::MAX), 1].into_iter().take(if command % 4 == 3 { 3 } else { 1 })
+                    {
                         let wide = high << 32 | u64::from(*command);
                         let file = u64::from(command % 3);
                         let found = strictest(&programs, &Call::native(IOCTL, [file, wide, 7, 0, 0, 0]));
@@ -215,7 +224,7 @@ fn rules_added_beside_an_allowed_ioctl_are_judged_a_hole() {
 fn damaged_programs_are_judged_as_the_interpreter_finds_them() {
     let commands = commands(200);
     let trapped: Vec<u32> = commands.into_iter().filter(|command| acts_on(*command)).collect();
-    let rounds = if cfg!(debug_assertions) { 60 } else { 3_000 };
+    let rounds = if cfg!(debug_assertions) { 25 } else { 3_000 };
     let mut numbers = Numbers(0x2545_f491_4f6c_dd1d);
     for runtime in Runtime::installed() {
         for name in ["none", "deny", "deny, some commands"] {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::rule::{Condition, Effect, Piece, Rule, deny};
 use super::{ENOTTY, EPERM, Form, ProfileError};
 use crate::cube::Cube;
-use crate::dispatch::{Fate, partition, trapped, trapped_exactly};
+use crate::dispatch::{Fate, partition, trapped, trapped_around_needed};
 
 const SYSCALL: &str = "ioctl";
 /// The argument that holds the command.
@@ -38,7 +38,7 @@ pub(super) fn rules(own: &[Rule], default: &Effect, form: &Form) -> Result<Vec<V
     if let Some(rule) = allowing.iter().find(|rule| rule.is_unconditional() && rule.effect != *default) {
         allow(&mut pieces, rule, Cube::ALL, trap);
     } else if default.permits() {
-        let cubes = if trap == errno { trapped_exactly() } else { trapped() };
+        let cubes = if trap == errno { trapped_around_needed() } else { trapped() };
         pieces.extend(cubes.into_iter().map(|cube| Piece { cube, others: Vec::new(), effect: trap }));
     } else {
         for rule in &allowing {
