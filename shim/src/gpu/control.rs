@@ -8,6 +8,7 @@
 //!
 //! No locks: the thread owns its state, others send orders.
 
+use std::cell::Cell;
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -286,10 +287,10 @@ impl Keeper {
 
     fn serve(&mut self, request: u32, ask: PrivilegedRequest, file: Option<OwnedFd>) {
         if let PrivilegedRequest::Thread { .. } = ask {
-            let mut answer = None;
+            let answer = Cell::new(None);
             let container = Arc::clone(&self.container);
-            container.serve(ask, None, Instant::now(), |served| answer = Some(served));
-            return answer.into_iter().for_each(|answer| self.answer(request, answer));
+            container.serve(ask, None, Instant::now(), &|served| answer.set(Some(served)));
+            return answer.into_inner().into_iter().for_each(|answer| self.answer(request, answer));
         }
         let file = match file.map(as_memory_file).transpose() {
             Ok(file) => file,
@@ -311,7 +312,7 @@ impl Keeper {
         let container = Arc::clone(&self.container);
         let started = self.in_background(move |post| {
             let deadline = deadline.unwrap_or_else(Instant::now);
-            container.serve(ask, file, deadline, |answer| {
+            container.serve(ask, file, deadline, &|answer| {
                 let (sent, seen) = mpsc::sync_channel(1);
                 post(Order::Answer { request, answer, sent: Some(sent) });
                 // A move's threads go on only after the sandbox was told that its memory lies elsewhere now.
@@ -336,8 +337,10 @@ impl Keeper {
     }
 
     fn answer(&mut self, request: u32, answer: Answer) {
-        self.busy.retain(|(busy, _)| *busy != request);
         let (result, files) = answer;
+        if result != PrivilegedResult::Stopping {
+            self.busy.retain(|(busy, _)| *busy != request);
+        }
         if let PrivilegedResult::Failed { errno: libc::ETIMEDOUT, detail } = &result {
             self.kill(format!("a pinned move did not end in time: {detail}"));
         }

@@ -82,24 +82,24 @@ fn refused(errno: Errno, detail: &str) -> Failed {
 }
 
 impl Container {
-    /// Serves a request; `file` is what came with it. `finished` gets the answer, once. A
-    /// [`PrivilegedRequest::MoveRange`] may take until `deadline`; its threads go on after `finished`.
+    /// Serves a request; `file` is what came with it. `tell` gets the answer. A [`PrivilegedRequest::MoveRange`] has
+    /// two: [`PrivilegedResult::Stopping`], then the last one, before its threads go on; it may take until `deadline`.
     pub(crate) fn serve(
         &self,
         request: PrivilegedRequest,
         file: Option<OwnedFd>,
         deadline: Instant,
-        finished: impl FnOnce(Answer),
+        tell: &dyn Fn(Answer),
     ) {
         let answer = match request {
             PrivilegedRequest::Thread { tid } => self.thread(tid),
             PrivilegedRequest::SharedRange { tid, range } => self.shared_range(tid, range),
             PrivilegedRequest::UvmRanges => Ok((self.uvm_ranges(), Vec::new())),
             PrivilegedRequest::MoveRange { tid, range, tenant_file } => {
-                return self.move_range(tid, range, file, tenant_file, deadline, finished);
+                return self.move_range(tid, range, file, tenant_file, deadline, tell);
             }
         };
-        finished(answer.unwrap_or_else(Failed::answer));
+        tell(answer.unwrap_or_else(Failed::answer));
     }
 
     fn check(&self, tid: u32) -> Result<(), Failed> {
@@ -156,7 +156,7 @@ impl Container {
         file: Option<OwnedFd>,
         tenant_file: u32,
         deadline: Instant,
-        finished: impl FnOnce(Answer),
+        tell: &dyn Fn(Answer),
     ) {
         let checked = file.ok_or_else(|| refused(Errno::EBADF, "no memory file")).and_then(|file| {
             let (pidfd, tgid, _) = self.open_thread(tid)?;
@@ -165,12 +165,12 @@ impl Container {
         });
         let (file, _held) = match checked {
             Ok(checked) => checked,
-            Err(failed) => return finished(failed.answer()),
+            Err(failed) => return tell(failed.answer()),
         };
         let range = (range.start, range.length);
         let wanted = Move { tid, range, memfd: file.as_fd(), tenant_file, deadline };
-        let tell = |result: &Result<(), MoveError>| {
-            finished(match result {
+        let finished = |result: &Result<(), MoveError>| {
+            tell(match result {
                 Ok(()) => (PrivilegedResult::Moved, Vec::new()),
                 Err(error) => {
                     let errno = match error.cause() {
@@ -181,9 +181,12 @@ impl Container {
                 }
             });
         };
-        // The sandbox answers the pending call with a restart as soon as it has asked, and again as often as the
-        // call comes back before the move is done: there is nothing to tell it in between.
-        drop(inject::move_range(&wanted, || Ok(()), tell));
+        let interrupted = || {
+            tell((PrivilegedResult::Stopping, Vec::new()));
+            Ok(())
+        };
+        // The result was told already.
+        drop(inject::move_range(&wanted, interrupted, finished));
     }
 
     fn shared_range(&self, tid: u32, range: MemoryRange) -> Result<Answer, Failed> {

@@ -38,9 +38,10 @@ impl Drop for Sleeper {
 }
 
 fn ask_of(container: &Container, request: PrivilegedRequest, file: Option<OwnedFd>) -> Answer {
-    let mut answer = None;
-    container.serve(request, file, Instant::now() + Duration::from_secs(2), |served| answer = Some(served));
-    answer.unwrap()
+    let answer = std::cell::Cell::new(None);
+    container
+        .serve(request, file, Instant::now() + Duration::from_secs(2), &|served| answer.set(Some(served)));
+    answer.into_inner().unwrap()
 }
 
 fn errno(answer: &Answer) -> i32 {
