@@ -93,6 +93,11 @@ fn find<R, K: Ord>(rows: &[R], key: K, of: impl Fn(&R) -> K) -> Option<&R> {
 }
 
 impl Branch {
+    /// Every table, ascending.
+    pub fn all() -> &'static [&'static Branch] {
+        BRANCHES
+    }
+
     /// The table of a driver version as `/proc/driver/nvidia/version` names it.
     ///
     /// # Errors
