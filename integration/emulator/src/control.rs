@@ -109,6 +109,7 @@ fn perform(call: &mut Call<'_>, request: &mut Request) -> Result<(), Status> {
         0 => control_client::perform(call, request),
         0x80 | 0x2080 if control_gpu::knows(request.cmd) => control_gpu::perform(call, request),
         0x80 | 0x2080 | 0xa06c | 0xa06f | 0xc36f | 0x906f => control_runlist::perform(call, request),
+        0x90e7 if request.cmd == 0x90e7_0113 => Err(Status::NOT_READY),
         // Known by number and size, no behaviour to play: the block goes back as it came.
         _ => Ok(()),
     }

@@ -32,6 +32,7 @@ const KNOWN: &[u32] = &[
     0x0080_1104,
     0x2080_0403,
     0x2080_0123,
+    0x2080_8546,
 ];
 
 /// Whether this module performs the control.
@@ -61,7 +62,8 @@ pub(crate) fn perform(call: &mut Call<'_>, request: &mut Request) -> Result<(), 
         0x2080_0111 => block.set_text(0, 64, gpu.model.short_name),
         0x2080_0142 => block.set_u32(0, gpu.id()),
         0x2080_014a => gid(block, &gpu.uuid, &gpu.uuid_text())?,
-        0x2080_014b => return Err(Status::OBJECT_NOT_FOUND),
+        0x2080_014b => inforom_version(block)?,
+        0x2080_8546 => firmware_reading(block)?,
         0x2080_1322 | 0x2080_1357 => return Err(Status::NOT_SUPPORTED),
         0x2080_0170 => {
             let engines = [1_u32, 9, 10, 11, 12, 13];
@@ -142,6 +144,26 @@ fn gid(block: &mut Bytes, uuid: &[u8; 16], text: &str) -> Result<(), Status> {
         block.set_text(12, 256, text);
     }
     Ok(())
+}
+
+/// Version of an InfoROM object by its name; this card has three.
+fn inforom_version(block: &mut Bytes) -> Result<(), Status> {
+    let version: [u8; 2] = match block.slice(0, 3).as_slice() {
+        b"OBD" => [2, 1],
+        b"ECC" => [7, 16],
+        b"EEN" => [1, 0],
+        _ => return Err(Status::OBJECT_NOT_FOUND),
+    };
+    block.set(3, &version);
+    Ok(())
+}
+
+/// An undocumented reading of nvidia-smi's, by number: which ones an H200 has was recorded.
+fn firmware_reading(block: &Bytes) -> Result<(), Status> {
+    match block.u32(0) {
+        0x0a | 0x0c | 0x0d | 0x12 | 0x13 | 0x16 => Ok(()),
+        _ => Err(Status::NOT_SUPPORTED),
+    }
 }
 
 /// KiB by index, as FB_GET_INFO reports the whole card.

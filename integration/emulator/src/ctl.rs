@@ -5,6 +5,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::caller::Caller;
 use crate::emulator::Emulator;
 use crate::faults::Fault;
 use crate::memory::Place;
@@ -40,6 +41,8 @@ enum Ask {
     },
     /// Channels with their state.
     Channels,
+    /// Pinned ranges with what stands in them now.
+    Pinned,
 }
 
 fn many() -> usize {
@@ -56,6 +59,11 @@ pub(crate) fn answer(emulator: &Emulator, line: &str) -> Value {
         Ok(ask) => perform(emulator, ask).unwrap_or_else(|error| json!({"ok": false, "error": error})),
         Err(error) => json!({"ok": false, "error": format!("not a request: {error}")}),
     }
+}
+
+/// The answer to one line, as text: what a test in the emulator's own process asks.
+pub fn ask(emulator: &Emulator, line: &str) -> String {
+    answer(emulator, line).to_string()
 }
 
 fn perform(emulator: &Emulator, ask: Ask) -> Result<Value, String> {
@@ -86,6 +94,7 @@ fn perform(emulator: &Emulator, ask: Ask) -> Result<Value, String> {
             Ok(json!({"ok": true}))
         }),
         Ask::Channels => Ok(emulator.look(|state, _| channels(state))),
+        Ask::Pinned => Ok(emulator.look(|state, _| pinned(state))),
     }
 }
 
@@ -128,6 +137,19 @@ fn usage(state: &mut State, last: u64, hanging: u32) -> Value {
         "mappings": mappings, "uvm_spaces": state.spaces.len(), "os_events": state.os_events.len(),
         "allocations": state.store.count(), "violations": state.violations, "calls": last, "hanging": hanging,
     })
+}
+
+fn pinned(state: &State) -> Value {
+    let ranges: Vec<Value> = state
+        .store
+        .pinned()
+        .map(|(pid, address, size)| {
+            let head = Caller::new(pid).ok().and_then(|owner| owner.read(address, 16).ok());
+            let head = head.map(|bytes| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>());
+            json!({"pid": pid, "address": address, "bytes": size, "head": head})
+        })
+        .collect();
+    json!({"ok": true, "pinned": ranges})
 }
 
 fn channels(state: &State) -> Value {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
-use gpuslice_emulator::{CONTROL_SOCKET, DEFAULT_VERSION, Emulator, Gpu, Options, model, start};
+use gpuslice_emulator::{CONTROL_SOCKET, DEFAULT_VERSION, Emulator, Gpu, Options, model, replay, start};
 use nix::sys::signal::{SigSet, Signal};
 
 /// An NVIDIA driver without a GPU, for tests.
@@ -43,12 +43,21 @@ enum Command {
         /// A JSON object such as {"do":"usage"}, or just a name such as usage.
         request: String,
     },
+    /// Replays a recording on a fresh emulator; exit status 1 where an answer differs.
+    Replay {
+        /// The recording (see integration/gpu/record.c); - for standard input.
+        file: PathBuf,
+        /// Directory for the emulator's files, on a tmpfs.
+        #[arg(long, default_value = "/dev/shm")]
+        scratch: PathBuf,
+    },
 }
 
 fn main() -> Result<()> {
     match Arguments::parse().command {
         Command::Serve { root, gpus, driver, seed } => serve(root, &gpus, driver, seed),
         Command::Ctl { root, request } => ctl(&root, &request),
+        Command::Replay { file, scratch } => replay_file(&file, &scratch),
     }
 }
 
@@ -99,6 +108,27 @@ fn ctl(root: &std::path::Path, request: &str) -> Result<()> {
     let parsed: serde_json::Value = serde_json::from_str(&answer)?;
     if parsed.get("ok") != Some(&serde_json::Value::Bool(true)) {
         bail!("refused");
+    }
+    Ok(())
+}
+
+fn replay_file(file: &std::path::Path, scratch: &std::path::Path) -> Result<()> {
+    let recording: Box<dyn BufRead> = if file.as_os_str() == "-" {
+        Box::new(BufReader::new(std::io::stdin()))
+    } else {
+        Box::new(BufReader::new(std::fs::File::open(file).with_context(|| file.display().to_string())?))
+    };
+    let root = scratch.join(format!("gpuslice-replay.{}", std::process::id()));
+    let summary = replay(recording, root.clone());
+    std::fs::remove_dir_all(&root).with_context(|| format!("remove {}", root.display()))?;
+    let summary = summary?;
+    for difference in &summary.different {
+        println!("{}", serde_json::to_string(difference)?);
+    }
+    let ok = summary.different.is_empty();
+    println!("{}", serde_json::json!({"ok": ok, "calls": summary.calls, "equal": summary.equal}));
+    if !ok {
+        bail!("{} calls were answered otherwise", summary.different.len());
     }
     Ok(())
 }

@@ -148,6 +148,14 @@ impl Store {
         sums
     }
 
+    /// Pinned ranges: process, address, bytes.
+    pub(crate) fn pinned(&self) -> impl Iterator<Item = (u32, u64, u64)> {
+        self.allocations.values().filter_map(|one| match one.place {
+            Place::Pinned { pid, address } => Some((pid, address, one.size)),
+            Place::Card(_) | Place::Host => None,
+        })
+    }
+
     /// How many allocations there are.
     pub fn count(&self) -> usize {
         self.allocations.len()

@@ -28,9 +28,10 @@ pub(crate) fn dup_object(call: &mut Call<'_>, block: &mut Bytes) {
 
 fn duplicate(call: &mut Call<'_>, block: &Bytes, client: u32, source: u32) -> Result<u32, Status> {
     let (parent, wanted, from) = (block.u32(4), block.u32(8), block.u32(16));
-    let owner = call.state.clients.get(&source).ok_or(Status::INVALID_OBJECT_HANDLE)?.pid;
+    let owner = call.state.clients.get(&source).ok_or(Status::INVALID_OBJECT_HANDLE)?;
+    let (owner, owner_uid) = (owner.pid, owner.uid);
     let target = call.state.client(client, call.file, Status::INVALID_OBJECT_HANDLE)?;
-    let same_process = target.pid == owner;
+    let (same_process, same_user) = (target.pid == owner, target.uid == owner_uid);
     let target_parent = target.objects.get(&parent).map(|object| object.gpu);
     let object = call.state.object(source, from).ok_or(Status::OBJECT_NOT_FOUND)?.clone();
     let parent_gpu = target_parent.ok_or(Status::OBJECT_NOT_FOUND)?;
@@ -47,7 +48,10 @@ fn duplicate(call: &mut Call<'_>, block: &Bytes, client: u32, source: u32) -> Re
     if !copies {
         return Err(Status::INVALID_ARGUMENT);
     }
-    if !same_process && !call.admin() {
+    let shared = object.shared.all
+        || (object.shared.user && same_user)
+        || object.shared.client.is_some_and(|named| named == client);
+    if !same_process && !shared {
         return Err(Status::INSUFFICIENT_PERMISSIONS);
     }
     let mut copy = Object::new(object.class, object.kind, parent, parent_gpu.or(object.gpu));
@@ -59,18 +63,35 @@ fn duplicate(call: &mut Call<'_>, block: &Bytes, client: u32, source: u32) -> Re
     call.state.insert(client, wanted, copy)
 }
 
-/// `NV_ESC_RM_SHARE`: accepted for an object of the client's own.
+/// `NV_ESC_RM_SHARE`: sets or takes back a policy for an object of the client's own.
 pub(crate) fn share(call: &mut Call<'_>, block: &mut Bytes) {
     let (client, handle) = (block.u32(0), block.u32(4));
     call.about.client = client;
     call.about.object = handle;
-    let status = match call.state.client(client, call.file, Status::INVALID_OBJECT_HANDLE) {
-        Ok(owner) if owner.objects.contains_key(&handle) => Status::OK,
-        Ok(_) => Status::OBJECT_NOT_FOUND,
-        Err(status) => status,
-    };
+    let status = set_policy(call, block, client, handle).err().unwrap_or(Status::OK);
     call.about.status = Some(status.0);
     block.set_u32(20, status.0);
+}
+
+fn set_policy(call: &mut Call<'_>, block: &Bytes, client: u32, handle: u32) -> Result<(), Status> {
+    const DUPLICATE: u32 = 1;
+    const REVOKE: u8 = 1;
+    let (target, rights, kind, action) = (block.u32(8), block.u32(12), block.u16(16), block.u8(18));
+    let owner = call.state.client(client, call.file, Status::INVALID_OBJECT_HANDLE)?;
+    let object = owner.objects.get_mut(&handle).ok_or(Status::OBJECT_NOT_FOUND)?;
+    if kind > 7 {
+        return Err(Status::INVALID_ARGUMENT);
+    }
+    let granted = action & REVOKE == 0;
+    if rights & DUPLICATE != 0 {
+        match kind {
+            1 => object.shared.all = granted,
+            2 => object.shared.user = granted,
+            3 => object.shared.client = granted.then_some(target),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// Control 0x3d05: export of one object to a file of the driver's.

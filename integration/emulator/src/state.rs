@@ -63,6 +63,17 @@ pub enum Detail {
     Channel(Channel),
 }
 
+/// A share policy set by RM_SHARE.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Shared {
+    /// Every client.
+    pub all: bool,
+    /// Clients of the same user.
+    pub user: bool,
+    /// One client.
+    pub client: Option<u32>,
+}
+
 /// One object of a client.
 #[derive(Clone, Debug)]
 pub struct Object {
@@ -80,6 +91,8 @@ pub struct Object {
     pub depends: Vec<u32>,
     /// The rest.
     pub detail: Detail,
+    /// Whose clients may duplicate it, beyond those of the same process.
+    pub shared: Shared,
     /// CPU mappings of it: address cookie and number of the mapping.
     pub mappings: Vec<(u64, u64)>,
 }
@@ -399,6 +412,7 @@ impl Object {
             held: Vec::new(),
             depends: Vec::new(),
             detail: Detail::Plain,
+            shared: Shared::default(),
             mappings: Vec::new(),
         }
     }

@@ -31,6 +31,7 @@ impl Status {
     pub const INVALID_PARAM_STRUCT: Status = Status(0x3a);
     pub const INVALID_STATE: Status = Status(0x40);
     pub const NO_MEMORY: Status = Status(0x51);
+    pub const NOT_READY: Status = Status(0x55);
     pub const NOT_SUPPORTED: Status = Status(0x56);
     pub const OBJECT_NOT_FOUND: Status = Status(0x57);
     pub const STATE_IN_USE: Status = Status(0x63);

@@ -267,7 +267,7 @@ pub(crate) fn uvm(client: &Client) -> Result<std::os::fd::OwnedFd, Trouble> {
 
 /// `managed`: the mapping is the allocation; the driver learns of it by a later command.
 pub(crate) fn managed(text: &str, hold: &str) -> Result<Outcome, Trouble> {
-    const WHERE: u64 = 0x2_0000_0000_00;
+    const WHERE: u64 = 0x0200_0000_0000;
     let (wanted, hold) = (size(text)?, number(hold)?);
     let client = Client::new()?;
     let (_, _, before) = client.memory_sizes()?;

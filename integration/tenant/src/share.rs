@@ -132,11 +132,14 @@ pub(crate) fn fork_alloc(text: &str) -> Result<Outcome, Trouble> {
     let (_, _, before) = client.memory_sizes()?;
     let status = in_child(|| {
         let inherited = client.card_memory(wanted);
+        // The driver maps for the process that made the client alone: 0x23, unless one process makes all calls.
+        let mapped = inherited.as_ref().ok().map(|(memory, got)| client.map(client.subdevice, *memory, *got));
+        let mapped = mapped.map(|result| result.err().and_then(|error| error.status()).unwrap_or(0));
         let own = Client::new().and_then(|mut own| own.card_memory(wanted));
         report::line(&json!({
             "ok": inherited.is_ok() && own.is_ok(), "child": true,
             "inherited": inherited.as_ref().err().map(ToString::to_string),
-            "own": own.as_ref().err().map(ToString::to_string),
+            "own": own.as_ref().err().map(ToString::to_string), "map_status": mapped,
         }));
         i32::from(inherited.is_err() || own.is_err())
     })?;
