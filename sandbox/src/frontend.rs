@@ -13,16 +13,23 @@ use crate::refusals::Refused;
 
 /// The command that carries another one: its size.
 const TRANSFER_BYTES: u32 = 16;
+/// Direction bits of `_IOWR`.
+const READ_WRITE: u32 = 3;
 /// GPU ids in one "attach" as the driver gets it.
 const ATTACH_IDS: u32 = 32;
 /// Bytes of one event.
 const EVENT_BYTES: usize = 40;
 
 impl<D: Driver> Sandbox<D> {
-    /// A command of the front end. The driver looks at the number byte and the size alone; so do we.
+    /// A command of the front end. The driver looks at the number byte and the size alone; its own libraries say
+    /// `_IOWR('F', …)`, and whatever else has its number byte is refused.
     pub(crate) fn front_end(&self, call: &Call<'_>, cmd: u32, arg: u64) -> Result<Outcome, Errno> {
-        let [nr, ..] = cmd.to_le_bytes();
+        let [nr, kind, ..] = cmd.to_le_bytes();
         let size = (cmd >> 16) & 0x3fff;
+        if kind != b'F' || cmd >> 30 != READ_WRITE {
+            self.refusals.note(Refused::Escape, u32::from(nr), "foreign", "another type byte or direction");
+            return Err(Errno::EINVAL);
+        }
         let row = self.escape_row(call, nr, size)?;
         if row.rule != EscapeRule::Transfer {
             return self.escape(call, row, size, arg);
