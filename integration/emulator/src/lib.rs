@@ -38,6 +38,6 @@ pub use ctl::ask;
 pub use emulator::{Answer, DEFAULT_VERSION, Emulator, Options};
 pub use model::{Gpu, MODELS, Model, model};
 pub use nodes::{Node, UVM_MAJOR};
-pub use replay::{Difference, ReplayError, Summary, replay};
+pub use replay::{Difference, Perform, Recording, ReplayError, Summary, replay};
 pub use server::start;
 pub use wire::{CONTROL_SOCKET, FRAME, Reply, Request, SOCKET};

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bytes::Bytes;
 use crate::caller::Caller;
-use crate::emulator::{DEFAULT_VERSION, Emulator, Options};
+use crate::emulator::{Answer, DEFAULT_VERSION, Emulator, Options};
 use crate::faults::status_at;
 use crate::model::{Gpu, model};
 use crate::nodes::Node;
@@ -104,37 +104,74 @@ pub enum ReplayError {
     Setup(#[source] io::Error),
 }
 
+/// A recording, read and checked for its form.
+#[derive(Clone, Debug)]
+pub struct Recording {
+    lines: Vec<Line>,
+}
+
+/// Who performs the calls of a replay: file, node, command, address of the parameters.
+pub type Perform<'a> = dyn FnMut(&OwnedFd, Node, u32, u64) -> Answer + 'a;
+
+impl Recording {
+    /// Reads one.
+    ///
+    /// # Errors
+    /// [`ReplayError`]: a line that is not as the format says.
+    pub fn read(recording: impl BufRead) -> Result<Self, ReplayError> {
+        let mut lines = Vec::new();
+        for (index, text) in recording.lines().enumerate() {
+            let text = text.map_err(ReplayError::Read)?;
+            if text.trim().is_empty() {
+                continue;
+            }
+            let bad = |reason: String| ReplayError::Line { line: index + 1, reason };
+            lines.push(serde_json::from_str::<Line>(&text).map_err(|error| bad(error.to_string()))?);
+        }
+        Ok(Recording { lines })
+    }
+
+    /// An emulator under `root` with the cards that the recording saw.
+    ///
+    /// # Errors
+    /// Its nodes can't be made.
+    pub fn emulator(&self, root: PathBuf) -> io::Result<Emulator> {
+        let version = DEFAULT_VERSION.to_owned();
+        Emulator::new(Options { root, gpus: cards(&self.lines), version })
+    }
+
+    /// Plays it: each call goes to `perform`.
+    ///
+    /// # Errors
+    /// A node can't be opened, or a line makes no sense.
+    pub fn play(&self, emulator: &Emulator, perform: &mut Perform<'_>) -> io::Result<Summary> {
+        let mut player = Player {
+            emulator,
+            perform,
+            files: BTreeMap::new(),
+            clients: BTreeMap::new(),
+            kept: Vec::new(),
+            mapped: Vec::new(),
+            summary: Summary::default(),
+        };
+        for line in &self.lines {
+            player.line(line)?;
+        }
+        Ok(player.summary)
+    }
+}
+
 /// Replays a recording on a fresh emulator under `root` (on a tmpfs, or as root).
 ///
 /// # Errors
 /// [`ReplayError`].
 pub fn replay(recording: impl BufRead, root: PathBuf) -> Result<Summary, ReplayError> {
-    let mut lines = Vec::new();
-    for (index, text) in recording.lines().enumerate() {
-        let text = text.map_err(ReplayError::Read)?;
-        if text.trim().is_empty() {
-            continue;
-        }
-        let bad = |reason: String| ReplayError::Line { line: index + 1, reason };
-        lines.push(serde_json::from_str::<Line>(&text).map_err(|error| bad(error.to_string()))?);
-    }
-    let gpus = cards(&lines);
-    let version = DEFAULT_VERSION.to_owned();
-    let emulator = Emulator::new(Options { root, gpus, version }).map_err(ReplayError::Setup)?;
+    let recording = Recording::read(recording)?;
+    let emulator = recording.emulator(root).map_err(ReplayError::Setup)?;
     let caller = Caller::new(std::process::id()).map_err(ReplayError::Setup)?;
-    let mut player = Player {
-        emulator: &emulator,
-        caller: &caller,
-        files: BTreeMap::new(),
-        clients: BTreeMap::new(),
-        kept: Vec::new(),
-        mapped: Vec::new(),
-        summary: Summary::default(),
-    };
-    for line in &lines {
-        player.line(line).map_err(ReplayError::Setup)?;
-    }
-    Ok(player.summary)
+    let mut perform =
+        |file: &OwnedFd, _: Node, cmd: u32, address: u64| emulator.ioctl(&caller, file, cmd, address);
+    recording.play(&emulator, &mut perform).map_err(ReplayError::Setup)
 }
 
 /// The cards that the recording saw: their ids, instances and UUIDs are in its answers.
@@ -189,9 +226,9 @@ fn hex(text: &str) -> Option<Bytes> {
     pairs.collect::<Option<Vec<u8>>>().map(Bytes)
 }
 
-struct Player<'a> {
+struct Player<'a, 'b> {
     emulator: &'a Emulator,
-    caller: &'a Caller,
+    perform: &'a mut Perform<'b>,
     /// Open files by process and recorded number.
     files: BTreeMap<(u32, i32), OwnedFd>,
     /// Recorded client handle to the emulator's.
@@ -202,7 +239,7 @@ struct Player<'a> {
     summary: Summary,
 }
 
-impl Player<'_> {
+impl Player<'_, '_> {
     fn line(&mut self, line: &Line) -> io::Result<()> {
         match line {
             Line::Open { open, pid, node } => {
@@ -231,7 +268,7 @@ impl Player<'_> {
         self.adapt(call, node, cmd, &mut block, &mut buffers);
         let Some(file) = self.files.get(&(call.pid, call.file)) else { return Ok(()) };
         let address = if block.is_empty() { 0 } else { pointer(&block.0) };
-        let answer = self.emulator.ioctl(self.caller, file, cmd, address);
+        let answer = (self.perform)(file, node, cmd, address);
         if let Some(install) = answer.install {
             self.mapped.push(install.file);
         }
@@ -293,6 +330,9 @@ impl Player<'_> {
         if matches!(node, Node::Uvm | Node::UvmTools) {
             match cmd {
                 75 => self.file_at(call.pid, block, 0),
+                25 | 27 => self.file_at(call.pid, block, 16),
+                33 => self.file_at(call.pid, block, 9248),
+                37 => self.file_at(call.pid, block, 24),
                 42..=47 | 72 => self.managed(block.u64(0), block.u64(8)),
                 _ => {}
             }

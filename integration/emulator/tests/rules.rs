@@ -78,7 +78,7 @@ fn sizes_and_sides_of_escapes_are_exact() {
     let rig = Rig::new(&[64]);
     let client = Client::new(&rig);
     for (nr, size) in [(0x2a, 31), (0x2a, 33), (0x29, 15), (0x4e, 48), (0xd6, 4), (0xda, 0), (0xff, 8)] {
-        let answer = rig.ioctl(&client.control, frontend(nr, size), &mut vec![0; 64]);
+        let answer = rig.ioctl(&client.control, frontend(nr, size), &mut [0; 64]);
         assert_eq!(answer.errno, libc::EINVAL, "{nr:#x} of {size}");
     }
     let on_card = rig.ioctl(&client.card, frontend(0x2a, 32), &mut [0; 32]);
