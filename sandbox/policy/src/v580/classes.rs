@@ -4,7 +4,7 @@ use crate::row::ClassRule::{
     AddressSpace, Channel, ChannelGroup, Client, Deny, Device, Event, Memory, Plain, SharedData, UserMode,
 };
 use crate::row::{
-    Account, Class, Handle, client, client_or_none, depends, holds, own_in, own_in_or_none, own_or_none,
+    Account, Class, Handle, client, client_or_none, depends, holds, own_in_or_none, own_or_none,
 };
 use crate::status;
 
