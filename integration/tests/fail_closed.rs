@@ -115,7 +115,7 @@ fn running_containers_outlive_the_scheduler_and_are_adopted_by_the_next() -> Res
     ensure!(running.status()?.as_deref() == Some("RUNNING"), "the first container ended");
     // Its GPU goes on working, within its quota.
     let ended = running.exec(&["/bin/gpuslice-tenant", "alloc", "256M", "8"])?;
-    ensure!(ended.status == 3 && ended.number("count")? == 1, "{ended:?}");
+    ensure!(ended.status == 3 && ended.number("count")? == 2, "{ended:?}");
     node.start_scheduler()?;
     until("the next scheduler knows the container", SOON, || {
         let status = node.tool(&["status"])?;
