@@ -18,7 +18,7 @@ const MAX_BYTES: u64 = 256 * 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// Open or read failed.
-    #[error("can't read {}: {source}", path.display())]
+    #[error("can't read {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -45,16 +45,13 @@ pub enum LoadError {
         path: PathBuf,
     },
     /// Not TOML, an unknown key, a value of the wrong type.
-    #[error("{source}")]
-    Syntax {
-        /// Line, key, and what is allowed.
-        source: toml::de::Error,
-    },
+    #[error(transparent)]
+    Syntax(toml::de::Error),
     /// A value out of range.
-    #[error("{0}")]
+    #[error(transparent)]
     Invalid(InvalidConfig),
     /// Either of the last two, with its file.
-    #[error("{}: {source}", path.display())]
+    #[error("{}", path.display())]
     In {
         /// The file.
         path: PathBuf,
@@ -68,7 +65,7 @@ pub enum LoadError {
 /// # Errors
 /// [`LoadError::Syntax`] or [`LoadError::Invalid`].
 pub fn parse(text: &str) -> Result<Config, LoadError> {
-    let config: Config = toml::from_str(text).map_err(|source| LoadError::Syntax { source })?;
+    let config: Config = toml::from_str(text).map_err(LoadError::Syntax)?;
     config.check().map_err(LoadError::Invalid)?;
     Ok(config)
 }
@@ -135,7 +132,8 @@ mod tests {
         let path = directory.path().join("config.toml");
         std::fs::write(&path, "\nfoo = 1\n").unwrap();
         if std::fs::metadata(&path).unwrap().uid() == 0 {
-            let error = load(&path).unwrap_err().to_string();
+            let error = load(&path).unwrap_err();
+            let error = format!("{error}: {}", std::error::Error::source(&error).unwrap());
             assert!(
                 error.contains("config.toml") && error.contains("line 2") && error.contains("foo"),
                 "{error}"

@@ -36,7 +36,7 @@ pub struct Gpu {
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// No file, no driver.
-    #[error("can't read {}: {source}: is the NVIDIA driver loaded (modprobe nvidia)?", path.display())]
+    #[error("can't read {}: is the NVIDIA driver loaded (modprobe nvidia)?", path.display())]
     Read {
         /// The file.
         path: PathBuf,

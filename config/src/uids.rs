@@ -53,7 +53,7 @@ pub enum UidConflict {
         count: u64,
     },
     /// A file is there and can't be read.
-    #[error("can't read {}: {source}", path.display())]
+    #[error("can't read {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,

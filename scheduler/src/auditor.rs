@@ -14,6 +14,7 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 
 use crate::backend::{Backend, Holding};
+use crate::log::chain;
 
 /// The driver's answer about one card.
 pub(crate) type CardFigures = Result<BTreeMap<u32, Holding>, String>;
@@ -57,7 +58,7 @@ impl Auditor {
         std::thread::Builder::new().name("auditor".into()).spawn(move || {
             while let Ok(sandboxes) = asked.recv() {
                 for minor in &cards {
-                    let figures = backend.audit(*minor, &sandboxes).map_err(|error| error.to_string());
+                    let figures = backend.audit(*minor, &sandboxes).map_err(|error| chain(&error));
                     if answer.send((*minor, figures)).is_err() {
                         return;
                     }

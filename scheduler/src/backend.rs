@@ -41,10 +41,10 @@ pub struct Holding {
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// The node's files.
-    #[error("{0}")]
+    #[error(transparent)]
     Node(NodeError),
     /// A device node can't be opened.
-    #[error("can't open {}: {source}", path.display())]
+    #[error("can't open {}", path.display())]
     Open {
         /// The node.
         path: PathBuf,
@@ -52,7 +52,7 @@ pub enum BackendError {
         source: io::Error,
     },
     /// The call itself failed.
-    #[error("driver call {what}: {source}")]
+    #[error("driver call {what}")]
     Call {
         /// Which.
         what: &'static str,

@@ -13,6 +13,17 @@ pub(crate) fn line(text: fmt::Arguments<'_>) {
     std::io::stderr().lock().write_all(out.as_bytes()).ok();
 }
 
+/// An error with its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
+}
+
 macro_rules! log {
     ($($text:tt)*) => { $crate::log::line(format_args!($($text)*)) };
 }

@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use gpuslice_proto::{
@@ -21,6 +21,7 @@ use gpuslice_proto::{
     peek_link,
 };
 use gpuslice_sys::Socket;
+use nix::sys::socket::{Shutdown, shutdown};
 
 use crate::budget::Budget;
 
@@ -46,7 +47,8 @@ pub(crate) enum Phase {
     Shim(Shim),
     /// A container's sandbox.
     Sandbox(Session),
-    /// To be closed when its queue is out.
+    /// Said everything: closed when the other side closes, or when it is due. Closing a socket with unread
+    /// messages would make the kernel drop the last answer.
     Closing,
 }
 
@@ -99,13 +101,13 @@ pub(crate) enum Message {
 pub(crate) enum Ended {
     #[error("closed")]
     Closed,
-    #[error("{0}")]
+    #[error(transparent)]
     Frame(FrameError),
     #[error("more messages than allowed")]
     Budget,
     #[error("doesn't take its messages: {0} waiting")]
     QueueFull(usize),
-    #[error("{0}")]
+    #[error(transparent)]
     Socket(io::Error),
     #[error("{0}")]
     Misbehaved(String),
@@ -155,11 +157,6 @@ impl Peer {
         !self.queue.is_empty()
     }
 
-    /// Nothing is left to do.
-    pub(crate) fn finished(&self) -> bool {
-        matches!(self.phase, Phase::Closing) && self.queue.is_empty()
-    }
-
     /// From now on this is a sandbox's connection.
     pub(crate) fn become_sandbox(&mut self, lease: LeaseId, now: Duration) {
         self.phase = Phase::Sandbox(Session::new(lease));
@@ -179,6 +176,9 @@ impl Peer {
         };
         if !self.budget.spend(now) {
             return Err(Ended::Budget);
+        }
+        if matches!(self.phase, Phase::Closing) {
+            return Ok(None);
         }
         self.decode(buffer.get(..length).unwrap_or_default(), files).map(Some)
     }
@@ -256,7 +256,26 @@ impl Peer {
                 Err(error) => return Err(Ended::Socket(error)),
             }
         }
+        self.end_of_stream();
         Ok(())
+    }
+
+    /// Nothing more will be sent: the other side sees the end behind the last message.
+    fn end_of_stream(&self) {
+        if matches!(self.phase, Phase::Closing) {
+            // Fails only where the connection is gone already.
+            shutdown(self.socket.as_fd().as_raw_fd(), Shutdown::Write).ok();
+        }
+    }
+
+    /// Only what is queued goes out from now on, and that by `due`.
+    pub(crate) fn finish(&mut self, due: Duration) -> Phase {
+        let phase = std::mem::replace(&mut self.phase, Phase::Closing);
+        self.due = Some((due, "end of the connection"));
+        if self.queue.is_empty() {
+            self.end_of_stream();
+        }
+        phase
     }
 }
 

@@ -33,7 +33,7 @@ pub enum PlaceError {
         mode: u32,
     },
     /// A step failed.
-    #[error("{what} {}: {source}", path.display())]
+    #[error("{what} {}", path.display())]
     Step {
         /// Which.
         what: &'static str,

@@ -43,13 +43,13 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The socket's place.
-    #[error("{0}")]
+    #[error(transparent)]
     Place(PlaceError),
     /// The uid range is somebody else's.
-    #[error("{0}")]
+    #[error(transparent)]
     Uids(UidConflict),
     /// A system call of the loop.
-    #[error("{what}: {source}")]
+    #[error("{what}")]
     System {
         /// Which.
         what: &'static str,
@@ -265,7 +265,7 @@ impl Server {
         self.peers.insert(token, peer);
         if credentials.uid != 0 {
             let detail = format!("uid {} connected, only uid 0 may", credentials.uid);
-            self.refuse(token, Reason::NotRoot, detail);
+            self.refuse(token, Reason::NotRoot, detail, now);
         }
     }
 
@@ -303,15 +303,19 @@ impl Server {
             self.close(token, &Ended::Late(what), now);
         }
         self.release_held(now);
-        self.peers.retain(|_, peer| !peer.finished());
         self.run_rounds(now);
     }
 
     /// Ends a connection and draws the consequences.
     fn close(&mut self, token: Token, ended: &Ended, now: Duration) {
-        let Some(peer) = self.peers.remove(&token) else { return };
-        let pid = peer.pid;
-        match peer.phase {
+        if let Some(peer) = self.peers.remove(&token) {
+            self.left(token, peer.phase, peer.pid, ended, now);
+        }
+    }
+
+    /// A peer has left this phase for good.
+    fn left(&mut self, token: Token, phase: Phase, pid: u32, ended: &Ended, now: Duration) {
+        match phase {
             Phase::Shim(shim) => {
                 log!("lease {}: shim (pid {pid}): {ended}", shim.lease);
                 self.shims.remove(&shim.lease);
@@ -334,10 +338,12 @@ impl Server {
                     self.stop(session.lease, &format!("its sandbox broke the protocol: {ended}"));
                 }
             }
-            Phase::New | Phase::Held(_) | Phase::Closing => match ended {
-                Ended::Closed => {}
+            Phase::New | Phase::Held(_) => match ended {
+                // A refusal has its own line.
+                Ended::Closed | Ended::Misbehaved(_) => {}
                 ended => log!("connection of pid {pid}: {ended}"),
             },
+            Phase::Closing => {}
         }
     }
 
@@ -364,14 +370,19 @@ impl Server {
         peer.tell_shim(&SchedulerToShim::Stop { detail }).ok();
     }
 
-    fn refuse(&mut self, token: Token, reason: Reason, detail: String) {
+    /// Refuses and ends a connection; a shim loses its lease.
+    fn refuse(&mut self, token: Token, reason: Reason, detail: String, now: Duration) {
+        let deadline = self.deadline;
         let Some(peer) = self.peers.get_mut(&token) else { return };
-        log!("connection of pid {}: refused: {reason}: {detail}", peer.pid);
-        peer.phase = Phase::Closing;
-        let detail = detail.chars().take(400).collect();
-        if peer.tell_shim(&SchedulerToShim::Refused { reason, detail }).is_err() {
+        let pid = peer.pid;
+        log!("connection of pid {pid}: refused: {reason}: {detail}");
+        let detail: String = detail.chars().take(400).collect();
+        let told = peer.tell_shim(&SchedulerToShim::Refused { reason, detail: detail.clone() });
+        let phase = peer.finish(now + deadline);
+        if told.is_err() {
             self.peers.remove(&token);
         }
+        self.left(token, phase, pid, &Ended::Misbehaved(detail), now);
     }
 
     /// Those who wait for an answer get one; tenants run on and their shims dial again.
@@ -379,8 +390,9 @@ impl Server {
         let waiting = |peer: &Peer| matches!(peer.phase, Phase::New | Phase::Held(_));
         let tokens: Vec<Token> =
             self.peers.iter().filter(|(_, peer)| waiting(peer)).map(|(token, _)| *token).collect();
+        let now = self.clock.now();
         for token in tokens {
-            self.refuse(token, Reason::Stopping, "try again when it is back".to_owned());
+            self.refuse(token, Reason::Stopping, "try again when it is back".to_owned(), now);
         }
     }
 }

@@ -94,6 +94,17 @@ pub(crate) fn examine(config: &Result<Config, LoadError>, places: &Places) -> Ve
     rows
 }
 
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(next) = cause {
+        text = format!("{text}: {next}");
+        cause = next.source();
+    }
+    text
+}
+
 /// Nothing that must be there is missing.
 pub(crate) fn well(rows: &[Row]) -> bool {
     rows.iter().all(|row| row.ok || !row.required)

@@ -22,13 +22,13 @@ pub(crate) struct Answer {
 /// Why it says nothing.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueryError {
-    #[error("can't reach gpuslice-scheduler at {}: {source}: {}", path.display(), remedy(source))]
+    #[error("can't reach gpuslice-scheduler at {}: {}", path.display(), remedy(source))]
     Connect { path: PathBuf, source: io::Error },
-    #[error("gpuslice-scheduler at {} didn't answer: {source}", path.display())]
+    #[error("gpuslice-scheduler at {} didn't answer", path.display())]
     Socket { path: PathBuf, source: io::Error },
     #[error("gpuslice-scheduler at {} closed the connection before its last row", path.display())]
     Closed { path: PathBuf },
-    #[error("gpuslice-scheduler at {}: {source}", path.display())]
+    #[error("gpuslice-scheduler at {}", path.display())]
     Frame { path: PathBuf, source: FrameError },
 }
 

@@ -11,7 +11,7 @@ use gpuslice_config::Node;
 
 use super::rm::{Client, put_u32, u32_at, u64_at};
 use super::{Backend, BackendError, Card, Holding, KernelRm, Rm};
-use crate::log::log;
+use crate::log::{chain, log};
 
 const FB_GET_INFO_V2: u32 = 0x2080_1303;
 const FB_SIZE: usize = 1028;
@@ -69,7 +69,7 @@ impl<R: Rm> Stock<R> {
         for (minor, _) in &ids {
             match open(&node.gpu(*minor)) {
                 Ok(file) => drop(files.insert(*minor, file)),
-                Err(error) => log!("nvidia{minor} left out: {error}"),
+                Err(error) => log!("nvidia{minor} left out: {}", chain(&error)),
             }
         }
         let mut cards = Vec::new();
@@ -77,7 +77,7 @@ impl<R: Rm> Stock<R> {
             let gpu = match gpu {
                 Ok(gpu) => gpu,
                 Err(error) => {
-                    log!("a GPU left out: {error}");
+                    log!("a GPU left out: {}", chain(&error));
                     continue;
                 }
             };
@@ -91,7 +91,7 @@ impl<R: Rm> Stock<R> {
                     let card = Card { uuid: gpu.uuid, minor: gpu.minor, memory };
                     cards.push(Opened { card, subdevice, _file: file });
                 }
-                Err(error) => log!("{} (nvidia{}) left out: {error}", gpu.uuid, gpu.minor),
+                Err(error) => log!("{} (nvidia{}) left out: {}", gpu.uuid, gpu.minor, chain(&error)),
             }
         }
         if cards.is_empty() {

@@ -58,23 +58,9 @@ impl Server {
             (_, message) => Err(Refusal::new(Reason::OutOfOrder, format!("not legal now: {message:.80?}"))),
         };
         if let Err(Refusal { reason, detail }) = done {
-            self.refuse_and_forget(token, reason, detail, now);
+            self.refuse(token, reason, detail, now);
         }
         Ok(())
-    }
-
-    /// Refuses; a shim that is refused loses its lease.
-    fn refuse_and_forget(&mut self, token: Token, reason: Reason, detail: String, now: Duration) {
-        let leased = self.peers.get(&token).is_some_and(|peer| matches!(peer.phase, Phase::Shim(_)));
-        if !leased {
-            return self.refuse(token, reason, detail);
-        }
-        let text: String = detail.chars().take(400).collect();
-        let ended = Ended::Misbehaved(format!("{reason}: {text}"));
-        if let Some(peer) = self.peers.get_mut(&token) {
-            peer.tell_shim(&SchedulerToShim::Refused { reason, detail: text }).ok();
-        }
-        self.close(token, &ended, now);
     }
 
     /// Containers of before a restart may still come.
@@ -102,7 +88,7 @@ impl Server {
             if let Phase::Held(register) = std::mem::replace(&mut peer.phase, Phase::New)
                 && let Err(Refusal { reason, detail }) = self.register(token, register, now)
             {
-                self.refuse(token, reason, detail);
+                self.refuse(token, reason, detail, now);
             }
         }
     }
@@ -177,12 +163,12 @@ impl Server {
         let end = SchedulerToTool::End { driver: self.core.driver().to_owned(), uptime: now.as_secs() };
         let rows = gpus.into_iter().map(SchedulerToTool::Gpu);
         let rows = rows.chain(tenants.into_iter().map(SchedulerToTool::Tenant)).chain([end]);
+        let deadline = self.deadline;
         let Some(peer) = self.peers.get_mut(&token) else { return Ok(()) };
-        peer.due = Some((now + self.deadline, "taking of all rows"));
         for row in rows {
             peer.tell_tool(&row)?;
         }
-        peer.phase = Phase::Closing;
+        peer.finish(now + deadline);
         Ok(())
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use gpuslice_config::{Config, Fence, LoadError, Node, check_uids};
 use gpuslice_policy::Branch;
 
-use super::{Places, Row};
+use super::{Places, Row, chain};
 use crate::query;
 
 const NO_START: &str = "everything: no GPU container starts";
@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) fn configuration(config: &Result<Config, LoadError>) -> Row {
     let (ok, found) = match config {
         Ok(_) => (true, "read and checked".to_owned()),
-        Err(error) => (false, error.to_string()),
+        Err(error) => (false, chain(error)),
     };
     Row::new("configuration", ok, found, "a file of root's with known keys, or none", NO_START)
 }
@@ -31,9 +31,9 @@ pub(super) fn node(node: &Node, modules: &Path) -> Vec<Row> {
     let (ok, found) = match &version {
         Ok(version) => match Branch::for_version(version) {
             Ok(_) => (true, format!("{version}, known")),
-            Err(error) => (false, error.to_string()),
+            Err(error) => (false, chain(&error)),
         },
-        Err(error) => (false, error.to_string()),
+        Err(error) => (false, chain(&error)),
     };
     let known: Vec<String> =
         Branch::all().iter().map(|branch| format!("{} to {}.x", branch.floor, branch.major)).collect();
@@ -44,7 +44,7 @@ pub(super) fn node(node: &Node, modules: &Path) -> Vec<Row> {
     let uvm = is_device(&node.uvm());
     rows.push(Row::new("device nvidia-uvm", uvm.0, uvm.1, needed, NO_START));
     let (ok, found) = match node.scan() {
-        Err(error) => (false, error.to_string()),
+        Err(error) => (false, chain(&error)),
         Ok(gpus) if gpus.is_empty() => (false, "none".to_owned()),
         Ok(gpus) => {
             let texts: Vec<String> = gpus
@@ -55,7 +55,7 @@ pub(super) fn node(node: &Node, modules: &Path) -> Vec<Row> {
                         let lacks = if device.0 { String::new() } else { format!(" ({})", device.1) };
                         format!("nvidia{} {} {}{lacks}", gpu.minor, gpu.model, gpu.uuid)
                     }
-                    Err(error) => error.to_string(),
+                    Err(error) => chain(error),
                 })
                 .collect();
             let all = gpus.iter().all(|gpu| gpu.as_ref().is_ok_and(|gpu| is_device(&node.gpu(gpu.minor)).0));
@@ -158,7 +158,7 @@ fn ecc(nvidia_smi: &Path) -> Result<String, String> {
 pub(super) fn uids(config: &Config, etc: &Path) -> Row {
     let (ok, found) = match check_uids(config.uids(), etc) {
         Ok(()) => (true, format!("{}, used by nobody else", config.uids())),
-        Err(error) => (false, error.to_string()),
+        Err(error) => (false, chain(&error)),
     };
     Row::new(
         "uids for sandboxes",
@@ -172,7 +172,7 @@ pub(super) fn uids(config: &Config, etc: &Path) -> Row {
 pub(super) fn scheduler(config: &Config) -> Row {
     let (ok, found) = match query::ask(config) {
         Ok(answer) => (true, format!("up {} s, {} tenants", answer.uptime, answer.tenants.len())),
-        Err(error) => (false, error.to_string()),
+        Err(error) => (false, chain(&error)),
     };
     Row::new("gpuslice-scheduler", ok, found, "running", NO_START)
 }
