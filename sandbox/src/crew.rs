@@ -3,7 +3,8 @@
 //! | thread | what it does |
 //! | --- | --- |
 //! | main | sockets to shim and scheduler, ends of threads ([`crate::supervise`]) |
-//! | 6 workers | blocked in NOTIF_RECV of the first listener: only there the kernel's fast wake-up works |
+//! | 6 workers | one of them blocked in NOTIF_RECV of the first listener ([`crate::turns`]): only there the kernel's fast wake-up works |
+//! | relief | has another worker wait there while that one serves a long call |
 //! | exec watcher | polls the listeners of execs, takes their notifications; sees any listener hang up |
 //! | 2 exec workers | serve what the watcher took |
 //! | closer | closes foreign files ([`crate::closer`]) |
@@ -25,17 +26,19 @@ use crate::keeper;
 use crate::kept::Trace;
 use crate::log;
 use crate::serve::Server;
+use crate::turns::Turns;
 
 const WORKERS: usize = 6;
 const EXEC_WORKERS: usize = 2;
-/// The watcher, the closer, the keeper.
-const OTHERS: usize = 3;
+/// The relief, the watcher, the closer, the keeper.
+const OTHERS: usize = 4;
 const STACK: usize = 128 * 1024;
 
 /// What the threads wait for and share.
 pub(crate) struct Crew<D: Driver> {
     server: Gate<Arc<Server<D>>>,
     first: Gate<Arc<Listener>>,
+    pub(crate) turns: Turns,
     execs: Execs,
     pub(crate) keeper: keeper::Calls,
     at_rest: Mutex<usize>,
@@ -59,6 +62,7 @@ impl<D: Driver + 'static> Crew<D> {
         let crew = Arc::new(Crew {
             server: Gate::new(),
             first: Gate::new(),
+            turns: Turns::default(),
             execs: Execs { listeners, tell, hear, queue, more: Condvar::new() },
             keeper: keeper::Calls::default(),
             at_rest: Mutex::new(0),
@@ -70,6 +74,7 @@ impl<D: Driver + 'static> Crew<D> {
         for _ in 0..EXEC_WORKERS {
             crew.spawn("exec-worker", |crew, server| crew.work_for_execs(&server))?;
         }
+        crew.spawn("relief", |crew, _| crew.turns.relieve())?;
         crew.spawn("exec-watcher", |crew, server| crew.watch(&server))?;
         crew.spawn("closer", |_, server| server.services.closer.serve())?;
         crew.spawn("keeper", |crew, server| crew.keeper.serve(&server))?;
@@ -122,7 +127,10 @@ impl<D: Driver + 'static> Crew<D> {
         let listener = self.first.wait();
         let mut scratch = Trace::default();
         loop {
-            match listener.recv() {
+            self.turns.take();
+            let received = listener.recv();
+            self.turns.received();
+            match received {
                 Ok(call) => server.serve(&listener, &call, &mut scratch),
                 Err(failed) if failed.kind() == io::ErrorKind::Interrupted => {}
                 // Cancelled before it was taken, or nobody is left.

@@ -138,6 +138,7 @@ pub(crate) struct Calls {
 #[derive(Debug, Default)]
 struct State {
     busy: bool,
+    waiting: u32,
     kept: Vec<Kept>,
 }
 
@@ -161,8 +162,10 @@ impl Calls {
     ) -> Begin {
         let mut state = locked(&self.state);
         while state.busy {
+            state.waiting += 1;
             let (next, timeout) = self.free.wait_timeout(state, LOOK).unwrap_or_else(PoisonError::into_inner);
             state = next;
+            state.waiting -= 1;
             if timeout.timed_out() && !still_waiting() {
                 return Begin::Cancelled;
             }
@@ -200,7 +203,98 @@ impl Calls {
             }
             state.kept.push(Kept { registers, finished, at: Instant::now() });
         }
+        let waited_for = state.waiting > 0;
         drop(state);
-        self.free.notify_one();
+        // Waking costs a system call, also when there is nobody.
+        if waited_for {
+            self.free.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    /// Our own memory, as if it were a tenant's.
+    fn memory() -> TenantMemory {
+        TenantMemory::new(File::options().read(true).write(true).open("/proc/self/mem").unwrap().into())
+    }
+
+    /// A call with these parameters that wrote `written` over them.
+    fn finished(parameters: &[u8; 8], written: &[u8; 8]) -> (Registers, Finished) {
+        let argument = parameters.as_ptr() as u64;
+        let mut trace = Trace { parameters: parameters.to_vec(), ..Trace::default() };
+        trace.write(argument, written);
+        ([3, 0x46, argument], Finished { outcome: Outcome::Return(0), trace })
+    }
+
+    fn repeats(calls: &Calls, registers: Registers) -> bool {
+        let begun = calls.begin(registers, &memory(), || true);
+        calls.end([0; 3], None);
+        matches!(begun, Begin::Repeat(_))
+    }
+
+    #[test]
+    fn the_same_call_gets_the_result_that_found_nobody_once() {
+        let (calls, parameters) = (Calls::default(), Box::new([1; 8]));
+        let (registers, result) = finished(&parameters, &[2; 8]);
+        assert!(!repeats(&calls, registers));
+        calls.end(registers, Some(result));
+        assert!(repeats(&calls, registers));
+        assert!(!repeats(&calls, registers));
+    }
+
+    #[test]
+    fn a_result_that_was_written_before_the_reply_failed_is_still_the_same_calls() {
+        let (calls, parameters) = (Calls::default(), Box::new([1; 8]));
+        let (registers, result) = finished(&parameters, &[2; 8]);
+        result.trace.flush(&memory()).unwrap();
+        assert_eq!(std::hint::black_box(&*parameters), &[2; 8]);
+        calls.end(registers, Some(result));
+        assert!(repeats(&calls, registers));
+    }
+
+    #[test]
+    fn another_call_is_performed_and_leaves_the_result_for_its_own() {
+        let (calls, mut parameters) = (Calls::default(), Box::new([1; 8]));
+        let (registers, result) = finished(&parameters, &[2; 8]);
+        calls.end(registers, Some(result));
+        let [file, command, argument] = registers;
+        for other in
+            [[file + 1, command, argument], [file, command + 1, argument], [file, command, argument + 8]]
+        {
+            assert!(!repeats(&calls, other));
+        }
+        *std::hint::black_box(&mut *parameters) = [9; 8];
+        assert!(!repeats(&calls, registers), "other bytes: another call");
+        *std::hint::black_box(&mut *parameters) = [1; 8];
+        assert!(repeats(&calls, registers));
+    }
+
+    #[test]
+    fn a_result_is_kept_for_a_second() {
+        let (calls, parameters) = (Calls::default(), Box::new([1; 8]));
+        let (registers, result) = finished(&parameters, &[2; 8]);
+        calls.end(registers, Some(result));
+        locked(&calls.state).kept[0].at = Instant::now().checked_sub(LIFETIME).unwrap();
+        assert!(!repeats(&calls, registers));
+    }
+
+    #[test]
+    fn a_call_waits_for_the_threads_earlier_one_unless_it_is_cancelled() {
+        let (calls, parameters) = (Calls::default(), Box::new([1; 8]));
+        let (registers, result) = finished(&parameters, &[2; 8]);
+        assert!(matches!(calls.begin(registers, &memory(), || true), Begin::Perform));
+        assert!(matches!(calls.begin(registers, &memory(), || false), Begin::Cancelled));
+        std::thread::scope(|scope| {
+            let second =
+                scope.spawn(|| matches!(calls.begin(registers, &memory(), || true), Begin::Repeat(_)));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!second.is_finished());
+            calls.end(registers, Some(result));
+            assert!(second.join().unwrap());
+        });
     }
 }

@@ -17,6 +17,8 @@ mod refusals;
 mod rewrite;
 mod rules;
 pub mod tenant;
+#[cfg(test)]
+mod testing;
 mod uvm;
 mod uvm_files;
 
@@ -36,6 +38,7 @@ mod serve;
 mod start;
 mod supervise;
 mod threads;
+mod turns;
 mod uvm_audit;
 
 pub use start::run;

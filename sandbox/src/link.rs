@@ -169,9 +169,6 @@ impl Drop for Request<'_> {
     }
 }
 
-/// Shortest time between two reports that nobody asked for.
-const REPORT_PAUSE: Duration = Duration::from_millis(100);
-
 /// The link to the scheduler, used by one thread. May be absent.
 #[derive(Debug, Default)]
 pub(crate) struct Scheduler {
@@ -184,7 +181,6 @@ struct Connection {
     sender: Sender<SandboxToScheduler>,
     receiver: Receiver<SchedulerToSandbox>,
     reported: Option<Vec<GpuUsage>>,
-    at: Instant,
 }
 
 impl Scheduler {
@@ -195,7 +191,6 @@ impl Scheduler {
             sender: Sender::default(),
             receiver: Receiver::default(),
             reported: None,
-            at: Instant::now(),
         });
     }
 
@@ -217,12 +212,6 @@ impl Scheduler {
         connection.report(ping, gpus, refused)
     }
 
-    /// When a report may be sent; `None` without a connection.
-    pub(crate) fn may_report_at(&self) -> Option<Instant> {
-        let connection = self.connection.as_ref()?;
-        Some(if connection.reported.is_none() { connection.at } else { connection.at + REPORT_PAUSE })
-    }
-
     /// Reports the ledger if it isn't as last reported.
     pub(crate) fn report(&mut self, gpus: Vec<GpuUsage>, refused: u64) -> Result<(), LinkError> {
         match &mut self.connection {
@@ -240,7 +229,6 @@ impl Connection {
         // The scheduler's queue being full is the scheduler's trouble: don't wait for it.
         send(&self.socket, &mut self.sender, &message, &[], Duration::ZERO)?;
         self.reported = Some(gpus);
-        self.at = Instant::now();
         Ok(())
     }
 }

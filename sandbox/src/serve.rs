@@ -63,6 +63,7 @@ fn refuse(listener: &Listener, id: u64, errno: Errno) {
 impl<D: Driver> Server<D> {
     /// Serves one notification. `scratch` is the worker's own, to be used again.
     pub(crate) fn serve(&self, listener: &Listener, call: &Notification, scratch: &mut Trace) {
+        self.activity.note();
         if call.arch != ARCH || call.tid == 0 {
             refuse(listener, call.id, Errno::EPERM);
             return;
@@ -72,7 +73,6 @@ impl<D: Driver> Server<D> {
             libc::SYS_mmap => self.serve_mmap(listener, call),
             _ => refuse(listener, call.id, Errno::EPERM),
         }
-        self.activity.note();
     }
 
     /// The calling thread; `None` when the call was answered or cancelled meanwhile.
@@ -95,6 +95,11 @@ impl<D: Driver> Server<D> {
         let registers: Registers = [file, command, argument];
         if !gpuslice_policy::acts_on(low(command)) {
             reply(listener, call.id, Answer::Continue);
+            return;
+        }
+        if command > u64::from(u32::MAX) {
+            // The kernel would drop the high half; no library sets it.
+            refuse(listener, call.id, Errno::EINVAL);
             return;
         }
         let Some(thread) = self.thread(listener, call) else { return };

@@ -31,7 +31,9 @@ pub(crate) enum EndError {
     Poll(#[source] std::io::Error),
 }
 
-/// Longest time between the rest of a message being announced and read.
+/// Shortest time between two reports that nobody asked for.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Longest wait for a message that was announced.
 const READ: Duration = Duration::from_secs(1);
 
 struct Supervisor<'a, D: Driver> {
@@ -39,8 +41,7 @@ struct Supervisor<'a, D: Driver> {
     crew: &'a Crew<D>,
     receiver: Receiver<ShimToSandbox>,
     scheduler: Scheduler,
-    /// Something was served since the last report.
-    changed: bool,
+    deaf_until: Instant,
 }
 
 /// Runs until the shim closes its socket.
@@ -50,7 +51,7 @@ pub(crate) fn supervise<D: Driver + 'static>(
     receiver: Receiver<ShimToSandbox>,
 ) -> Result<(), EndError> {
     let mut supervisor =
-        Supervisor { server, crew, receiver, scheduler: Scheduler::default(), changed: false };
+        Supervisor { server, crew, receiver, scheduler: Scheduler::default(), deaf_until: Instant::now() };
     loop {
         match supervisor.turn() {
             Ok(()) => {}
@@ -64,27 +65,32 @@ impl<D: Driver + 'static> Supervisor<'_, D> {
     fn turn(&mut self) -> Result<(), EndError> {
         let threads = self.server.services.threads.all();
         let read = |file| Wanted { file, read: true, write: false };
-        let mut wanted = vec![read(self.server.services.shim.as_fd()), read(self.server.activity.as_fd())];
-        wanted.extend(threads.iter().map(|(_, thread)| read(thread.as_fd())));
+        // Activity is listened to at the pace of the reports: each time costs a worker a wake-up.
+        let listens = Instant::now() >= self.deaf_until;
+        let mut wanted = vec![read(self.server.services.shim.as_fd())];
+        wanted.extend(listens.then(|| read(self.server.activity.as_fd())));
         wanted.extend(self.scheduler.file().map(read));
-        // Activity is listened to at the pace of the reports.
-        let pause = self.scheduler.may_report_at().filter(|_| self.changed);
+        wanted.extend(threads.iter().map(|(_, thread)| read(thread.as_fd())));
+        let pause = (!listens).then_some(self.deaf_until);
         let ready = poll(&wanted, pause).map_err(EndError::Poll)?;
         let mut ready = ready.into_iter().map(|ready| ready.readable || ready.closed);
-        let (shim, activity) = (ready.next() == Some(true), ready.next() == Some(true));
+        let mut next = || ready.next() == Some(true);
+        let (shim, activity) = (next(), listens && next());
+        let scheduler = self.scheduler.file().is_some() && next();
         for (tid, thread) in &threads {
-            if ready.next() == Some(true) {
+            if next() {
                 self.thread_ended(*tid, thread);
             }
         }
-        if ready.next() == Some(true) {
+        if scheduler {
             self.serve_scheduler();
         }
         if activity && self.server.activity.take() {
-            self.changed = true;
+            self.deaf_until = Instant::now() + PAUSE;
+            self.crew.turns.active();
             self.crew.keeper.look();
+            self.report();
         }
-        self.report();
         if shim { self.serve_shim() } else { Ok(()) }
     }
 
@@ -102,10 +108,6 @@ impl<D: Driver + 'static> Supervisor<'_, D> {
     }
 
     fn report(&mut self) {
-        if !self.changed || self.scheduler.may_report_at().is_some_and(|at| Instant::now() < at) {
-            return;
-        }
-        self.changed = false;
         let (usage, refused) = (self.server.sandbox.usage(), self.server.sandbox.refused());
         if let Err(failed) = self.scheduler.report(usage, refused) {
             self.lost_scheduler(&failed);
@@ -125,7 +127,7 @@ impl<D: Driver + 'static> Supervisor<'_, D> {
             ShimToSandbox::Start(_) => return Err(EndError::OutOfOrder("a second Start")),
             ShimToSandbox::Scheduler => {
                 self.scheduler.connect(only(files)?);
-                self.changed = true;
+                self.report();
             }
             ShimToSandbox::Listener { serial } => self.listen(serial, only(files)?)?,
             ShimToSandbox::Result { request, result } => {

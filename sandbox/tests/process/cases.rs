@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gpuslice_proto::{
     Receiver, SandboxToScheduler, SandboxToShim, SchedulerToSandbox, Sender, ShimToSandbox,
 };
-use gpuslice_sys::{Socket, process};
+use gpuslice_sys::{Answer, Listener, Socket, process};
 
 use crate::shim::{Shim, start};
 use crate::tenant::soon;
@@ -73,8 +73,29 @@ fn confined() {
     );
 }
 
+/// What the kernel alone takes: a listener that answers at once.
+fn bare(shim: &Shim) -> String {
+    let (tenant, listener) = shim.unserved_tenant("latency");
+    let listener = Listener::new(listener).unwrap();
+    listener.sync_wake_up().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while let Ok(call) = listener.recv() {
+                if listener.answer(call.id, Answer::Return(0)).is_err() {
+                    return;
+                }
+            }
+        });
+        tenant.tell("go");
+        let report = tenant.hear();
+        tenant.tell("end");
+        report
+    })
+}
+
 fn latency() {
     let shim = ready();
+    println!("    bare round trip: {}", bare(&shim));
     let tenant = shim.tenant("latency", 0);
     println!("    first listener: {}", tenant.hear());
     let exec = shim.tenant("latency", 1);

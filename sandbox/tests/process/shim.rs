@@ -227,6 +227,16 @@ pub fn start(program: &std::path::Path) -> Shim {
 impl Shim {
     /// Starts a tenant and has the sandbox serve its listener.
     pub fn tenant(&self, name: &str, serial: u32) -> Tenant {
+        let (tenant, listener) = self.unserved_tenant(name);
+        self.container.send(&ShimToSandbox::Listener { serial }, &[listener.as_fd()]);
+        drop(listener);
+        assert_eq!(self.container.hear(), SandboxToShim::Serving { serial });
+        tenant.tell("go");
+        tenant
+    }
+
+    /// Starts a tenant, to be told "go" when its listener is served.
+    pub fn unserved_tenant(&self, name: &str) -> (Tenant, OwnedFd) {
         let (ours, theirs) = Socket::pair().unwrap();
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["tenant", name])
@@ -236,13 +246,8 @@ impl Shim {
         let files: Vec<_> = self.nodes.iter().map(AsFd::as_fd).collect();
         ours.send(b"files", &files, soon()).unwrap();
         let mut buf = [0; 16];
-        let (_, files) = ours.recv(&mut buf, 1, soon()).unwrap();
-        self.container.send(&ShimToSandbox::Listener { serial }, &[files[0].as_fd()]);
-        drop(files);
-        assert_eq!(self.container.hear(), SandboxToShim::Serving { serial });
-        let tenant = Tenant { child, socket: ours };
-        tenant.tell("go");
-        tenant
+        let (_, mut files) = ours.recv(&mut buf, 1, soon()).unwrap();
+        (Tenant { child, socket: ours }, files.pop().unwrap())
     }
 
     /// Resident memory in KiB.
