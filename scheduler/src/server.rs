@@ -34,7 +34,8 @@ use clock::Clock;
 
 /// Connections that have said nothing yet.
 const MOST_NEWCOMERS: usize = 256;
-/// How long after a restart new containers wait for the old ones to be adopted. Below a shim's deadline.
+/// How long after a restart new containers wait at most for the old ones to be adopted; never longer than three
+/// quarters of the deadline that a shim waits.
 const SETTLE: Duration = Duration::from_millis(1500);
 /// Pause after the file table was full.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -169,7 +170,7 @@ impl Server {
             orphans: BTreeMap::new(),
             deadline: config.deadline(),
             uids: config.uids(),
-            settled_at: SETTLE,
+            settled_at: SETTLE.min(config.deadline() * 3 / 4),
             accept_at: Duration::ZERO,
             rounds: rounds::Rounds::new(config.audit_interval()),
         })

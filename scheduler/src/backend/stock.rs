@@ -187,3 +187,6 @@ impl<R: Rm> Stock<R> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
