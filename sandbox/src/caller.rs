@@ -34,7 +34,6 @@ pub(crate) struct Call<'a> {
     listener: &'a Listener,
     id: u64,
     tid: u32,
-    argument: u64,
     thread: RefCell<Arc<Thread>>,
     trace: RefCell<Trace>,
     /// Dispatch was told that the call is cancelled: it did not act.
@@ -46,17 +45,16 @@ fn errno(failed: &io::Error) -> Errno {
 }
 
 impl<'a> Call<'a> {
-    /// The call `id` of `thread`, whose parameters lie at `argument`. `trace` must be empty.
+    /// The call `id` of `thread`. `trace` must be empty.
     pub(crate) fn new(
         services: &'a Services,
         listener: &'a Listener,
         (id, tid): (u64, u32),
-        argument: u64,
         thread: Arc<Thread>,
         trace: Trace,
     ) -> Self {
         let (thread, trace) = (RefCell::new(thread), RefCell::new(trace));
-        Call { services, listener, id, tid, argument, thread, trace, cancelled: Cell::new(false) }
+        Call { services, listener, id, tid, thread, trace, cancelled: Cell::new(false) }
     }
 
     /// What the call read and will have done, and whether it was found cancelled before it acted.
@@ -90,10 +88,7 @@ impl Caller for Call<'_> {
         let buffer = RefCell::new(buf);
         self.with_thread(|thread| thread.memory.read_at(addr, &mut buffer.borrow_mut()))
             .map_err(|failed| if failed == Errno::EIO { Errno::EFAULT } else { failed })?;
-        let mut trace = self.trace.borrow_mut();
-        if addr == self.argument && trace.parameters.is_empty() {
-            trace.parameters.extend_from_slice(&buffer.borrow());
-        }
+        self.trace.borrow_mut().read(addr, &buffer.borrow());
         Ok(())
     }
 

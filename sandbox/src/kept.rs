@@ -3,9 +3,9 @@
 //! A signal that reaches a thread while its call is served cancels the notification, and the kernel makes the
 //! call again when the signal is handled, though the driver has acted. So: while a thread's call is being
 //! performed, a later one of the same thread waits; a result that found nobody is kept for a second; a call
-//! of the same thread with the same registers and the same bytes of parameters gets it, once, instead of the
-//! driver. The bytes may also be as the result left them, since it may have been written before the reply
-//! found nobody. Kept with the thread's cache entry, and so gone when the thread ends or executes a program.
+//! of the same thread with the same registers, which finds the same bytes wherever the first one read, gets it,
+//! once, instead of the driver. The bytes may also be as the result left them, since it may have been written
+//! before the reply found nobody. Kept with the thread's cache entry, and so gone when the thread ends or executes a program.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,39 +22,73 @@ const LIFETIME: Duration = Duration::from_secs(1);
 /// How often a waiting call looks whether it was cancelled itself.
 const LOOK: Duration = Duration::from_millis(2);
 /// Most results kept for one thread: a signal handler's own calls may be among them.
-const MOST: usize = 4;
+const MOST: usize = 2;
 
 /// The registers of a call: file, command, argument.
 pub(crate) type Registers = [u64; 3];
 
-/// What a call did to tenant memory: read at its argument, to be written when it is answered.
+/// Pieces of tenant memory, one after the other.
+#[derive(Debug, Default)]
+struct Pieces {
+    bytes: Vec<u8>,
+    /// Address and length of each.
+    list: Vec<(u64, usize)>,
+}
+
+impl Pieces {
+    fn push(&mut self, address: u64, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.list.push((address, bytes.len()));
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let mut at = 0;
+        self.list.iter().map(move |(address, length)| {
+            let piece = self.bytes.get(at..at + length).unwrap_or_default();
+            at += length;
+            (*address, piece)
+        })
+    }
+
+    /// Empties it and keeps its buffer, unless that has grown large.
+    fn clear(&mut self) {
+        const LARGE: usize = 64 * 1024;
+        self.bytes.clear();
+        self.bytes.shrink_to(LARGE);
+        self.list.clear();
+    }
+}
+
+/// What a call read of tenant memory, and what is to be done when it is answered.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
-    /// The first bytes read at the call's argument.
-    pub(crate) parameters: Vec<u8>,
-    /// Everything to be written, one after the other.
-    bytes: Vec<u8>,
-    /// Address and length of each part of `bytes`.
-    parts: Vec<(u64, usize)>,
+    reads: Pieces,
+    writes: Pieces,
     /// Files that replace others in the tenant's table.
     files: Vec<(u32, OwnedFd)>,
 }
 
 impl Trace {
-    /// Empties it and keeps its buffers, unless they have grown large.
+    /// Empties it, to be used again.
     pub(crate) fn clear(&mut self) {
-        const LARGE: usize = 64 * 1024;
-        for buffer in [&mut self.parameters, &mut self.bytes] {
-            buffer.clear();
-            buffer.shrink_to(LARGE);
-        }
-        self.parts.clear();
+        self.reads.clear();
+        self.writes.clear();
         self.files.clear();
     }
 
     /// Nothing is to be done.
     pub(crate) fn is_empty(&self) -> bool {
-        self.parts.is_empty() && self.files.is_empty()
+        self.writes.list.is_empty() && self.files.is_empty()
+    }
+
+    /// Notes a read.
+    pub(crate) fn read(&mut self, address: u64, bytes: &[u8]) {
+        self.reads.push(address, bytes);
+    }
+
+    /// Adds a write.
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
+        self.writes.push(address, bytes);
     }
 
     /// Adds a file.
@@ -73,43 +107,33 @@ impl Trace {
         Ok(())
     }
 
-    /// Adds a write.
-    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
-        self.parts.push((address, bytes.len()));
-    }
-
     /// Performs the writes.
     ///
     /// # Errors
     /// That of the first write that fails; later ones are not tried.
     pub(crate) fn flush(&self, memory: &TenantMemory) -> io::Result<()> {
-        self.each(|address, bytes| memory.write_at(address, bytes))
+        self.writes.iter().try_for_each(|(address, bytes)| memory.write_at(address, bytes))
     }
 
-    fn each<E>(&self, mut act: impl FnMut(u64, &[u8]) -> Result<(), E>) -> Result<(), E> {
-        let mut at = 0;
-        for (address, length) in &self.parts {
-            act(*address, self.bytes.get(at..at + length).unwrap_or_default())?;
-            at += length;
-        }
-        Ok(())
+    /// Everything that was read is still as it was, or as the writes leave it.
+    fn finds_the_same(&self, memory: &TenantMemory) -> bool {
+        self.reads.iter().all(|(address, before)| {
+            let mut now = vec![0; before.len()];
+            memory.read_at(address, &mut now).is_ok() && (now == before || now == self.after(address, before))
+        })
     }
 
-    /// The parameters as the writes leave them.
-    fn parameters_after(&self, argument: u64) -> Vec<u8> {
-        let mut after = self.parameters.clone();
-        let result: Result<(), ()> = self.each(|address, bytes| {
-            if let Some(offset) =
-                address.checked_sub(argument).and_then(|offset| usize::try_from(offset).ok())
-            {
-                for (to, from) in after.iter_mut().skip(offset).zip(bytes) {
-                    *to = *from;
-                }
+    /// A piece that was read, as the writes leave it.
+    fn after(&self, address: u64, before: &[u8]) -> Vec<u8> {
+        let mut after = before.to_vec();
+        for (at, bytes) in self.writes.iter() {
+            // Of each write, the part that lies in the piece.
+            let skipped = usize::try_from(address.saturating_sub(at)).unwrap_or(usize::MAX);
+            let offset = usize::try_from(at.saturating_sub(address)).unwrap_or(usize::MAX);
+            for (to, from) in after.iter_mut().skip(offset).zip(bytes.iter().skip(skipped)) {
+                *to = *from;
             }
-            Ok(())
-        });
-        debug_assert!(result.is_ok());
+        }
         after
     }
 }
@@ -181,11 +205,7 @@ impl Calls {
         let kept = state.kept.remove(index);
         drop(state);
         // Without the lock: the read may block. Nobody else touches this thread's calls: it is busy.
-        let [_, _, argument] = registers;
-        let trace = &kept.finished.trace;
-        let mut now = vec![0; trace.parameters.len()];
-        let read = memory.read_at(argument, &mut now).is_ok();
-        if read && (now == trace.parameters || now == trace.parameters_after(argument)) {
+        if kept.finished.trace.finds_the_same(memory) {
             return Begin::Repeat(kept.finished);
         }
         locked(&self.state).kept.push(kept);
@@ -225,7 +245,8 @@ mod tests {
     /// A call with these parameters that wrote `written` over them.
     fn finished(parameters: &[u8; 8], written: &[u8; 8]) -> (Registers, Finished) {
         let argument = parameters.as_ptr() as u64;
-        let mut trace = Trace { parameters: parameters.to_vec(), ..Trace::default() };
+        let mut trace = Trace::default();
+        trace.read(argument, parameters);
         trace.write(argument, written);
         ([3, 0x46, argument], Finished { outcome: Outcome::Return(0), trace })
     }
@@ -271,6 +292,30 @@ mod tests {
         assert!(!repeats(&calls, registers), "other bytes: another call");
         *std::hint::black_box(&mut *parameters) = [1; 8];
         assert!(repeats(&calls, registers));
+    }
+
+    #[test]
+    fn every_byte_that_was_read_decides_also_behind_pointers() {
+        let (calls, parameters) = (Calls::default(), Box::new([1; 8]));
+        let mut inner = Box::new([5; 8]);
+        let (registers, mut result) = finished(&parameters, &[1; 8]);
+        result.trace.read(inner.as_ptr() as u64, &*inner);
+        calls.end(registers, Some(result));
+        *std::hint::black_box(&mut *inner) = [5, 5, 5, 5, 5, 5, 5, 6];
+        assert!(!repeats(&calls, registers));
+        *std::hint::black_box(&mut *inner) = [5; 8];
+        assert!(repeats(&calls, registers));
+    }
+
+    #[test]
+    fn writes_that_overlap_a_piece_change_only_their_part() {
+        let mut trace = Trace::default();
+        trace.write(96, &[1; 6]);
+        trace.write(104, &[2; 2]);
+        trace.write(107, &[3; 9]);
+        trace.write(0, &[4; 100]);
+        trace.write(108, &[5; 9]);
+        assert_eq!(trace.after(100, &[0; 8]), [1, 1, 0, 0, 2, 2, 0, 3]);
     }
 
     #[test]

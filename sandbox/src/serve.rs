@@ -129,8 +129,7 @@ impl<D: Driver> Server<D> {
     ) -> Option<Finished> {
         let [file, command, argument, ..] = call.args;
         let driver = self.sandbox.driver();
-        let caller =
-            Call::new(&self.services, listener, (call.id, call.tid), argument, Arc::clone(thread), trace);
+        let caller = Call::new(&self.services, listener, (call.id, call.tid), Arc::clone(thread), trace);
         let outcome = match caller.file(low(file).cast_signed()) {
             Err(errno) => Outcome::Error(errno),
             Ok(file) => match driver.node_of(file.as_fd()) {
@@ -173,7 +172,7 @@ impl<D: Driver> Server<D> {
         let [_, length, _, _, file, _] = call.args;
         let Some(thread) = self.thread(listener, call) else { return };
         let driver = self.sandbox.driver();
-        let caller = Call::new(&self.services, listener, (call.id, call.tid), 0, thread, Trace::default());
+        let caller = Call::new(&self.services, listener, (call.id, call.tid), thread, Trace::default());
         let answer = match caller.file(low(file).cast_signed()) {
             // The kernel will say so itself.
             Err(Errno::EBADF) => Answer::Continue,
