@@ -85,6 +85,7 @@ fn run_to_end<T, D: Driver + 'static>(
 ) -> Result<(), RunError> {
     let uid = arguments()?;
     jail::close_from(files).map_err(at("closing files"))?;
+    jail::malloc_arenas(HEAPS).map_err(at("bounding the heaps"))?;
     let control = jail::inherited_file(CONTROL).map_err(at("taking the control socket"))?;
     let prepared = before_confinement().map_err(at("preparing the driver"))?;
     confine::drop_rights(uid).map_err(RunError::Confine)?;
@@ -93,6 +94,9 @@ fn run_to_end<T, D: Driver + 'static>(
     let confined = confine::install_program(&Branch::every_command()).map_err(RunError::Confine)?;
     serve(&confined, (control, activity), &crew, |settings, files| make_driver(prepared, settings, files))
 }
+
+/// Heaps that the threads share: more would only hold more memory.
+const HEAPS: i32 = 2;
 
 /// Uid and container from the command line.
 fn arguments() -> Result<u32, RunError> {

@@ -24,6 +24,22 @@ pub fn close_from(first: u32) -> io::Result<()> {
     check_long(result).map(|_| ())
 }
 
+/// Bounds the heaps of glibc's malloc. Left alone it counts the machine's processors, by opening a file in /sys,
+/// when the ninth thread or so allocates for the first time: long after open is forbidden.
+///
+/// # Errors
+/// EINVAL when malloc refuses the number.
+pub fn malloc_arenas(most: c_int) -> io::Result<()> {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt takes two integers; it is called before there is a second thread.
+    if unsafe { libc::mallopt(libc::M_ARENA_MAX, most) } == 0 {
+        return Err(error(libc::EINVAL));
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _unused = most;
+    Ok(())
+}
+
 /// Takes ownership of a file that this process was started with. Each number once.
 ///
 /// # Errors
