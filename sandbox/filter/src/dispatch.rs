@@ -49,8 +49,7 @@ pub(crate) fn trapped_around_needed() -> Vec<Cube> {
     trapped().into_iter().flat_map(|cube| cover_without(cube, &NEEDED)).collect()
 }
 
-/// Every command with its fate. Cubes overlap: where they do, the one with more bits in its mask counts, and
-/// its mask holds all bits of the other's. libseccomp checks in that order.
+/// Every command with its fate. Cubes overlap: where they do, one lies in the other, and the inner one counts.
 pub(crate) fn partition() -> Vec<(Cube, Fate)> {
     let mut all: Vec<(Cube, Fate)> =
         gpuslice_policy::harmless().iter().map(|cmd| (Cube::word(*cmd), Fate::Native)).collect();

@@ -4,8 +4,10 @@
 //! file mappings) come out in our form only; what the pod's profile denies stays denied; fields and rules that
 //! don't concern the trap stay as they are. Failure: a rule whose meaning can't be kept is an error.
 //!
-//! The rules rely on one property of libseccomp: of two compares of one argument it makes the one with more bits
-//! in its mask first. Nothing is safe because of that: the compiled program is judged.
+//! The rules rely on the order of libseccomp's compares: the highest argument first; of one argument the larger
+//! value first, and of equal values the one that was added first. A set inside another has a value at least as
+//! large, so it is enough to add it first. That holds among compares of the low half of an argument only.
+//! Nothing is safe because of that order: the compiled program is judged.
 
 mod command;
 mod mapping;

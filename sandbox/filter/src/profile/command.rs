@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::rule::{Condition, Effect, Piece, Rule, deny};
+use super::rule::{Condition, Effect, LOW, Piece, Rule, deny, print};
 use super::{ENOTTY, EPERM, Form, ProfileError};
 use crate::cube::Cube;
 use crate::dispatch::{Fate, partition, trapped, trapped_around_needed};
@@ -25,7 +25,7 @@ pub(super) fn rules(own: &[Rule], default: &Effect, form: &Form) -> Result<Vec<V
     if let Some(rule) = denying.iter().find(|rule| rule.is_unconditional()) {
         if default.permits() {
             let denial = Piece { cube: Cube::ALL, others: Vec::new(), effect: rule.effect };
-            return Ok(vec![denial.print(SYSCALL, COMMAND)]);
+            return Ok(print(vec![denial], SYSCALL, COMMAND));
         }
         if !allowing.is_empty() {
             return Err(
@@ -48,13 +48,13 @@ pub(super) fn rules(own: &[Rule], default: &Effect, form: &Form) -> Result<Vec<V
     for rule in denying {
         let effect = if rule.effect == *default { errno } else { rule.effect };
         match rule.on(COMMAND) {
-            Some(Condition::In(cube)) if rule.conditions.len() == 1 => deny(&mut pieces, *cube, effect),
+            Some(Condition::In(cube)) if rule.conditions.len() == 1 => deny(&mut pieces, cube, effect),
             _ => return Err(rule.refusal(
                 "a denial must compare the command (argument 1) by SCMP_CMP_EQ or SCMP_CMP_MASKED_EQ alone",
             )),
         }
     }
-    Ok(pieces.into_iter().map(|piece| piece.print(SYSCALL, COMMAND)).collect())
+    Ok(print(pieces, SYSCALL, COMMAND))
 }
 
 /// What `rule` allows of the commands in `within`, split by fate.
@@ -79,11 +79,10 @@ fn allow_part(
 ) -> Result<(), ProfileError> {
     match rule.on(COMMAND) {
         None => allow(pieces, rule, Cube::ALL, trap),
-        Some(Condition::In(cube)) => allow(pieces, rule, *cube, trap),
+        Some(Condition::In(cube)) => allow(pieces, rule, cube, trap),
         Some(Condition::Not(value)) if rules == 1 && rule.conditions.len() == 1 => {
             allow(pieces, rule, Cube::ALL, trap);
-            // The kernel looks at the low half of the command only: so does the denial.
-            deny(pieces, Cube::new(u64::from(u32::MAX), *value), errno);
+            deny(pieces, Cube::new(LOW, value), errno);
         }
         Some(Condition::Not(_)) => {
             return Err(rule.refusal(

@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::ProfileError;
-use super::rule::{Condition, Effect, Piece, Rule, compare, deny};
+use super::rule::{Condition, Effect, Piece, Rule, compare, deny, print};
 use crate::cube::Cube;
 
 const SYSCALL: &str = "mmap";
@@ -39,7 +39,7 @@ pub(super) fn rules(own: &[Rule], default: &Effect) -> Result<Vec<Value>, Profil
             for rule in allowing {
                 match rule.on(FLAGS) {
                     None => allow(&mut pieces, rule, Cube::ALL),
-                    Some(Condition::In(cube)) => allow(&mut pieces, rule, *cube),
+                    Some(Condition::In(cube)) => allow(&mut pieces, rule, cube),
                     Some(_) => {
                         return Err(
                             rule.refusal("the flags must be compared by SCMP_CMP_EQ or SCMP_CMP_MASKED_EQ")
@@ -49,7 +49,7 @@ pub(super) fn rules(own: &[Rule], default: &Effect) -> Result<Vec<Value>, Profil
             }
             pieces
         };
-    Ok(pieces.into_iter().map(|piece| piece.print(SYSCALL, FLAGS)).collect())
+    Ok(print(pieces, SYSCALL, FLAGS))
 }
 
 const BOTH: &str = "the profile denies by default and allows the call elsewhere; write what is allowed only";
@@ -75,7 +75,7 @@ fn deny_all(mut pieces: Vec<Piece>, denying: &[&Rule]) -> Result<Vec<Piece>, Pro
         let whole = Piece { cube: Cube::ALL, others: rule.others(FLAGS), effect: rule.effect };
         match (rule.on(FLAGS), rule.conditions.as_slice()) {
             (_, []) => return Ok(vec![whole]),
-            (Some(Condition::In(cube)), [_]) => deny(&mut pieces, *cube, rule.effect),
+            (Some(Condition::In(cube)), [_]) => deny(&mut pieces, cube, rule.effect),
             (None, conditions) if conditions.iter().any(|(index, _)| *index > FLAGS) => early.push(whole),
             (None, [(index, Condition::In(cube))]) => {
                 late = late.iter().flat_map(|conditions| opposite(conditions, *index, *cube)).collect();

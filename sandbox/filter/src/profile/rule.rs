@@ -7,6 +7,9 @@ use serde_json::{Map, Value, json};
 use super::{EPERM, ProfileError, malformed, shortened};
 use crate::cube::Cube;
 
+/// The low half of an argument.
+pub(super) const LOW: u64 = 0xffff_ffff;
+
 /// What a rule does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
@@ -124,9 +127,15 @@ impl Rule {
         self.conditions.is_empty()
     }
 
-    /// The condition on argument `index`.
-    pub(super) fn on(&self, index: u64) -> Option<&Condition> {
-        self.conditions.iter().find(|(other, _)| *other == index).map(|(_, condition)| condition)
+    /// The condition on argument `index`, which must be one of which only the low half means something to the
+    /// kernel: only the low half is compared. That lets through no command or flag that wasn't allowed, and it
+    /// matters: libseccomp's order holds only among compares of the low half.
+    pub(super) fn on(&self, index: u64) -> Option<Condition> {
+        let (_, condition) = self.conditions.iter().find(|(other, _)| *other == index)?;
+        Some(match condition {
+            Condition::In(cube) => Condition::In(Cube::new(cube.mask & LOW, cube.value)),
+            other => other.clone(),
+        })
     }
 
     /// The rule's conditions on other arguments than `index`, as they were written.
@@ -148,7 +157,8 @@ fn condition(arg: &Value) -> Option<(u64, Condition)> {
     let (index, value, second) = (number("index")?, number("value")?, number("valueTwo")?);
     let condition = match arg.get("op")?.as_str()? {
         "SCMP_CMP_EQ" => Condition::In(Cube::new(u64::MAX, value)),
-        // libseccomp compares with `second & value`.
+        // Here `value` is the mask.
+        "SCMP_CMP_MASKED_EQ" if second & !value != 0 => return None,
         "SCMP_CMP_MASKED_EQ" => Condition::In(Cube::new(value, second)),
         "SCMP_CMP_NE" => Condition::Not(value),
         "SCMP_CMP_LT" | "SCMP_CMP_LE" | "SCMP_CMP_GE" | "SCMP_CMP_GT" => Condition::Order(arg.clone()),
@@ -171,7 +181,7 @@ pub(super) fn compare(index: u64, cube: Cube) -> Value {
 }
 
 impl Piece {
-    pub(super) fn print(self, syscall: &'static str, index: u64) -> Value {
+    fn print(self, syscall: &'static str, index: u64) -> Value {
         let mut args = self.others;
         if self.cube != Cube::ALL {
             args.push(compare(index, self.cube));
@@ -189,8 +199,14 @@ impl Piece {
     }
 }
 
+/// The rules of a call, in the order in which they must be added.
+pub(super) fn print(mut pieces: Vec<Piece>, syscall: &'static str, index: u64) -> Vec<Value> {
+    pieces.sort_by_key(|piece| std::cmp::Reverse(piece.cube.mask.count_ones()));
+    pieces.into_iter().map(|piece| piece.print(syscall, index)).collect()
+}
+
 /// Takes the words of `denied` out of `pieces`: pieces that lie inside go, and where the two overlap the denial
-/// gets pieces with more bits in their masks, which are checked first. Then `denied` itself.
+/// gets pieces of its own, inside both. Then `denied` itself.
 pub(super) fn deny(pieces: &mut Vec<Piece>, denied: Cube, effect: Effect) {
     pieces.retain(|piece| !piece.cube.is_within(denied));
     let mut denials = vec![Piece { cube: denied, others: Vec::new(), effect }];

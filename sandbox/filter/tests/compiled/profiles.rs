@@ -31,6 +31,12 @@ fn without(mut profile: Value, name: &str) -> Value {
     profile
 }
 
+/// The rule of the default-deny profile that allows most calls, without some.
+pub(crate) fn all_but(names: &[&str]) -> Value {
+    let all = names.iter().fold(deny(), |profile, name| without(profile, name));
+    all["syscalls"][0].clone()
+}
+
 fn ioctl(action: &str, condition: Value) -> Value {
     json!({ "names": ["ioctl"], "action": action, "args": [condition] })
 }
@@ -71,9 +77,9 @@ pub(crate) fn profile(name: &str) -> Option<Value> {
             profile["defaultErrnoRet"] = json!(25);
             profile
         }
-        // TIOCSTI and TIOCLINUX; the whole type 'F'.
+        // TIOCSTI, TIOCLINUX and NV_ESC_RM_ALLOC; the whole type 'F'.
         "allow, some denials" => json!({ "defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
-            deny_value(0x5412), deny_value(0x541c),
+            deny_value(0x5412), deny_value(0x541c), deny_value(0xc020_462b),
             ioctl("SCMP_ACT_ERRNO", json!({ "index": 1, "value": 0xff00, "valueTwo": 0x4600, "op": "SCMP_CMP_MASKED_EQ" })),
             { "names": ["mmap", "mprotect"], "action": "SCMP_ACT_ERRNO", "args": [
                 { "index": 2, "value": 6, "valueTwo": 6, "op": "SCMP_CMP_MASKED_EQ" },
@@ -91,7 +97,8 @@ pub(crate) fn profile(name: &str) -> Option<Value> {
 pub(crate) enum Verdict {
     Allowed,
     Denied,
-    /// Denied only for a command without high half, which the kernel doesn't look at: denying more is right too.
+    /// By its 64-bit compare the profile denies this register value and allows the same command with another
+    /// high half, or the other way round. The kernel doesn't look at the high half: both are right.
     Either,
 }
 
@@ -103,13 +110,22 @@ pub(crate) fn verdict(name: &str, command: u64, file: u64) -> Verdict {
         "none" | "allow" | "deny" | "deny, errno ENOTTY" | "log" => Verdict::Allowed,
         "deny without ioctl" => Verdict::Denied,
         "deny, some commands" => {
-            let one = [0x5413, 0xc020_462a, 5, 0x8933].contains(&command);
+            let known = [0x5413, 0xc020_462a, 5, 0x8933];
             let of_type = file == 1 && command & 0xff00 == 0x5400;
-            denied(!(one || of_type))
+            if known.contains(&low) && !known.contains(&command) && !of_type {
+                return Verdict::Either;
+            }
+            denied(!(known.contains(&command) || of_type))
         }
         "deny, all commands but one" if low == 0x5412 && command != low => Verdict::Either,
-        "deny, all commands but one" => denied(command == 0x5412),
-        "allow, some denials" => denied([0x5412, 0x541c].contains(&command) || command & 0xff00 == 0x4600),
+        "deny, all commands but one" => denied(low == 0x5412),
+        "allow, some denials" => {
+            let known = [0x5412, 0x541c, 0xc020_462b];
+            if known.contains(&low) && !known.contains(&command) {
+                return Verdict::Either;
+            }
+            denied(known.contains(&command) || command & 0xff00 == 0x4600)
+        }
         other => panic!("no profile named {other}"),
     }
 }
