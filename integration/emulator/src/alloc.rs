@@ -154,6 +154,7 @@ fn construct(
     given: bool,
     made: &mut Object,
 ) -> Result<(), Status> {
+    check_owner(class.kind, parameters)?;
     match class.kind {
         "Device" => device(call, parameters, given, made),
         "Subdevice" => {
@@ -202,6 +203,18 @@ fn construct(
         | "ZbcApi"
         | "SoftwareMethodTest" => Ok(()),
         _ => Err(Status::NOT_SUPPORTED),
+    }
+}
+
+/// Memory of the heap has a size and an owner, any number but 0 and all ones.
+fn check_owner(kind: &str, parameters: &Bytes) -> Result<(), Status> {
+    if !matches!(kind, "VideoMemory" | "SystemMemory" | "VirtualMemory") {
+        return Ok(());
+    }
+    match (parameters.u64(64), parameters.u32(0)) {
+        (0, _) => Err(Status::INVALID_ARGUMENT),
+        (_, 0 | u32::MAX) => Err(Status::INVALID_OWNER),
+        _ => Ok(()),
     }
 }
 

@@ -127,7 +127,7 @@ pub(crate) fn pair_list(
 ) -> Result<(), Status> {
     const MOST: u32 = 1024;
     if count > MOST {
-        return Err(Status::INVALID_ARGUMENT);
+        return Err(Status::OUT_OF_RANGE);
     }
     let length = usize::try_from(count).map_err(|_| Status::INVALID_ARGUMENT)?.saturating_mul(8);
     let mut list = call.read(pointer, length)?;

@@ -150,7 +150,7 @@ fn build_version(call: &Call<'_>, block: &mut Bytes) -> Result<(), Status> {
         if pointer != 0 {
             let mut out = Bytes::zeroed(room);
             out.set_text(0, room, text);
-            call.write(pointer, &out)?;
+            call.write(pointer, &out).map_err(|_| Status::INVALID_PARAM_STRUCT)?;
         }
     }
     block.set_u32(32, 0);

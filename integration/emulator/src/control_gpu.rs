@@ -80,7 +80,7 @@ pub(crate) fn perform(call: &mut Call<'_>, request: &mut Request) -> Result<(), 
         }
         0x2080_1303 => {
             let count = block.u32(0);
-            if count > 128 {
+            if count == 0 || count > 128 {
                 return Err(Status::INVALID_ARGUMENT);
             }
             fill_pairs(block, 4, count, memory_info(call, index));
@@ -168,11 +168,13 @@ fn firmware_reading(block: &Bytes) -> Result<(), Status> {
 
 /// KiB by index, as FB_GET_INFO reports the whole card.
 fn memory_info(call: &Call<'_>, index: usize) -> impl Fn(u32) -> Option<u32> + use<> {
-    let total = call.state.store.size(index);
-    let free = total.saturating_sub(call.state.store.used(index));
+    let total = call.state.gpus.get(index).map_or(0, |gpu| gpu.memory);
+    let heap = call.state.store.size(index);
+    let free = heap.saturating_sub(call.state.store.used(index));
     move |what| {
         let bytes = match what {
-            0x07 | 0x08 | 0x09 | 0x0a | 0x20 => total,
+            0x07 | 0x08 => total,
+            0x09 | 0x0a | 0x20 => heap,
             0x12 | 0x15 | 0x16 => free,
             0x05 => 1 << 38,
             0x1d | 0x1f => 1 << 37,

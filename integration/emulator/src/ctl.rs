@@ -104,7 +104,7 @@ fn usage(state: &mut State, last: u64, hanging: u32) -> Value {
             .map(|(pid, bytes)| json!({"pid": pid, "bytes": bytes})).collect();
         json!({
             "minor": gpu.minor, "uuid": gpu.uuid_text(), "name": gpu.model.name, "pci": gpu.pci_text(),
-            "total": state.store.size(index), "used": state.store.used(index), "by_pid": by_pid, "lost": gpu.lost,
+            "total": gpu.memory, "heap": state.store.size(index), "used": state.store.used(index), "by_pid": by_pid, "lost": gpu.lost,
         })
     }).collect();
     let clients: Vec<Value> = state

@@ -90,6 +90,7 @@ fn dispatch(call: &mut Call<'_>, nr: u32, block: &mut Bytes) -> Result<(), Errno
         escape::RM_VID_HEAP_CONTROL => alloc::heap_control(call, block),
         escape::RM_MAP_MEMORY_DMA => mapping::map_dma(call, block),
         escape::RM_UNMAP_MEMORY_DMA => mapping::unmap_dma(call, block),
+        escape::RM_ACCESS_REGISTRY => registry(call, block),
         escape::RM_IDLE_CHANNELS => block.set_u32(48, Status::OK.0),
         escape::QUERY_DEVICE_INTR => block.set(0, &[0; 8]),
         _ => return Err(Errno::EINVAL),
@@ -195,6 +196,20 @@ fn free_os_event(call: &mut Call<'_>, block: &mut Bytes) {
     let status = if call.state.os_events.len() < before { Status::OK } else { Status::INVALID_EVENT };
     call.about.status = Some(status.0);
     block.set_u32(12, status.0);
+}
+
+/// The registry is the administrator's; this driver has no entries in it.
+fn registry(call: &mut Call<'_>, block: &mut Bytes) {
+    let client = block.u32(0);
+    call.about.client = client;
+    let admin = call.admin();
+    let status = match call.state.client(client, call.file, Status::INVALID_CLIENT) {
+        Err(status) => status,
+        Ok(_) if !admin => Status::INSUFFICIENT_PERMISSIONS,
+        Ok(_) => Status::OBJECT_NOT_FOUND,
+    };
+    call.about.status = Some(status.0);
+    block.set_u32(64, status.0);
 }
 
 fn free(call: &mut Call<'_>, block: &mut Bytes) {

@@ -9,8 +9,10 @@ pub struct Model {
     pub name: &'static str,
     /// Short name.
     pub short_name: &'static str,
-    /// Memory in bytes as the driver's heap has it.
+    /// Memory in bytes.
     pub memory: u64,
+    /// Bytes of it that are not in the heap, as measured; none for a card of another size.
+    pub reserved: u64,
     /// PCI device id.
     pub device_id: u16,
     /// Classes of channel, engine and doorbell objects that the chip has.
@@ -34,6 +36,7 @@ pub const MODELS: &[Model] = &[
         name: "NVIDIA H200",
         short_name: "GH100-A",
         memory: 143_771 * MIB,
+        reserved: 644_939_776,
         device_id: 0x2335,
         classes: HOPPER,
         arch: (0x180, 0x0),
@@ -43,6 +46,7 @@ pub const MODELS: &[Model] = &[
         name: "NVIDIA A10",
         short_name: "GA102-A",
         memory: 23_028 * MIB,
+        reserved: 0,
         device_id: 0x2236,
         classes: AMPERE,
         arch: (0x170, 0x2),
@@ -52,6 +56,7 @@ pub const MODELS: &[Model] = &[
         name: "NVIDIA Emulated 8G",
         short_name: "GH100-A",
         memory: 8_192 * MIB,
+        reserved: 0,
         device_id: 0x2335,
         classes: HOPPER,
         arch: (0x180, 0x0),
@@ -76,6 +81,8 @@ pub struct Gpu {
     pub bus: u8,
     /// Memory in bytes.
     pub memory: u64,
+    /// Bytes of it that the driver keeps from clients: the heap is smaller than the card.
+    pub reserved: u64,
     /// Its UUID, the 16 bytes.
     pub uuid: [u8; 16],
     /// It fell off the bus.
@@ -96,8 +103,8 @@ impl Gpu {
             *byte = first;
         }
         let bus = 6_u8.wrapping_add(u8::try_from(minor).unwrap_or(0));
-        let memory = memory.unwrap_or(model.memory);
-        Gpu { model, minor, instance: minor, bus, memory, uuid, lost: false }
+        let (memory, reserved) = memory.map_or((model.memory, model.reserved), |memory| (memory, 0));
+        Gpu { model, minor, instance: minor, bus, memory, reserved, uuid, lost: false }
     }
 
     /// `GPU-` and the UUID, as NVIDIA's tools print it.

@@ -193,7 +193,7 @@ const FIRST_OBJECT: u32 = 0xcaf0_0000;
 impl State {
     /// A driver just loaded.
     pub fn new(version: &str, gpus: Vec<Gpu>, files: Files) -> Self {
-        let sizes: Vec<u64> = gpus.iter().map(|gpu| gpu.memory).collect();
+        let sizes: Vec<u64> = gpus.iter().map(|gpu| gpu.memory.saturating_sub(gpu.reserved)).collect();
         State {
             version: version.to_owned(),
             gpus,

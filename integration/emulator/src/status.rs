@@ -30,10 +30,13 @@ impl Status {
     pub const INVALID_OBJECT_PARENT: Status = Status(0x36);
     pub const INVALID_PARAM_STRUCT: Status = Status(0x3a);
     pub const INVALID_STATE: Status = Status(0x40);
+    pub const INVALID_OWNER: Status = Status(0x39);
     pub const NO_MEMORY: Status = Status(0x51);
     pub const NOT_READY: Status = Status(0x55);
     pub const NOT_SUPPORTED: Status = Status(0x56);
     pub const OBJECT_NOT_FOUND: Status = Status(0x57);
+    pub const OUT_OF_RANGE: Status = Status(0x5b);
+    pub const PAGE_TABLE_NOT_AVAIL: Status = Status(0x5d);
     pub const STATE_IN_USE: Status = Status(0x63);
     pub const UVM_ADDRESS_IN_USE: Status = Status(0x68);
     pub const GENERIC: Status = Status(0xffff);

@@ -35,6 +35,8 @@ struct External {
 pub struct VaSpace {
     flags: u64,
     pid: u32,
+    /// UVM_MM_INITIALIZE named it: its process's memory is known. Not needed in multi-process mode.
+    mm: bool,
     cards: BTreeSet<[u8; 16]>,
     gpu_spaces: BTreeSet<[u8; 16]>,
     channels: BTreeMap<(u32, u32), Vec<MemoryId>>,
@@ -168,9 +170,12 @@ fn mm_initialize(call: &mut Call<'_>, fd: i32) -> Result<(), Status> {
     if node != Node::Uvm {
         return Err(Status::INVALID_ARGUMENT);
     }
-    match call.state.spaces.get(&file) {
+    match call.state.spaces.get_mut(&file) {
         Some(space) if space.multi_process() => Err(Status::NOTHING_TO_DO),
-        Some(_) => Ok(()),
+        Some(space) => {
+            space.mm = true;
+            Ok(())
+        }
         None => Err(Status::INVALID_STATE),
     }
 }
@@ -202,6 +207,9 @@ fn register_space(call: &mut Call<'_>, block: &Bytes) -> Result<(), Status> {
     let found = call.state.object(client, handle).ok_or(Status::OBJECT_NOT_FOUND)?;
     if found.kind != "VaSpaceApi" {
         return Err(Status::INVALID_OBJECT);
+    }
+    if !space(call)?.multi_process() && !space(call)?.mm {
+        return Err(Status::PAGE_TABLE_NOT_AVAIL);
     }
     let space = space(call)?;
     if !space.cards.contains(&id) || !space.gpu_spaces.insert(id) {
@@ -278,6 +286,9 @@ fn managed(call: &mut Call<'_>, base: u64, length: u64) -> Result<(), Status> {
 fn migrate(call: &mut Call<'_>, block: &Bytes) -> Result<(), Status> {
     let (base, length, id) = (block.u64(0), block.u64(8), uuid(block, 16));
     managed(call, base, length)?;
+    if id != [0; 16] && !space(call)?.gpu_spaces.contains(&id) {
+        return Err(Status::INVALID_DEVICE);
+    }
     let index = call.state.gpus.iter().position(|gpu| gpu.uuid == id);
     if let Some((_, memory)) = space(call)?.resident.remove(&base) {
         call.state.store.release(memory);

@@ -137,6 +137,8 @@ fn memory_is_rounded_reported_and_refused_when_the_card_is_full() {
     let client = Client::new(&rig);
     let mut parameters = [0; 128];
     set(&mut parameters, 64, &(3 * MIB).to_le_bytes());
+    assert_eq!(client.alloc(DEVICE, 0x20, 0x40, &mut parameters), 0x39, "memory needs an owner");
+    set(&mut parameters, 0, &client.handle.to_le_bytes());
     assert_eq!(client.alloc(DEVICE, 0x20, 0x40, &mut parameters), OK);
     assert_eq!((long(&parameters, 64), long(&parameters, 88)), (4 * MIB, 4 * MIB - 1));
     assert_eq!(client.memory(0x21, 1), OK);

@@ -1,13 +1,13 @@
 //! A CUDA context's worth of driver calls: address space, channel group, channel with USERD, doorbell.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
 use crate::bytes::Block;
 use crate::driver::{Trouble, step};
-use crate::memory::{Mapping, number, uvm};
+use crate::memory::{Mapping, Uvm, number, uvm};
 use crate::report::{self, Outcome};
 use crate::rm::Client;
 
@@ -20,7 +20,7 @@ const PUT: usize = 0x8c;
 /// What a context holds. Dropping it leaves the freeing to the driver, as a dying process does.
 #[derive(Debug)]
 pub(crate) struct Context {
-    uvm: OwnedFd,
+    uvm: Uvm,
     group: u32,
     /// Handle of its channel.
     pub channel: u32,
@@ -43,7 +43,7 @@ fn classes(client: &Client) -> Result<(u32, u32, u32), Trouble> {
 }
 
 /// Card memory at a GPU address, by the UVM driver.
-fn placed(client: &mut Client, uvm: &OwnedFd, at: u64, size: u64) -> Result<u32, Trouble> {
+fn placed(client: &mut Client, uvm: &Uvm, at: u64, size: u64) -> Result<u32, Trouble> {
     let (memory, got) = client.card_memory(size)?;
     let mut range = Block::zeroed(24);
     range.set_u64(0, at);
@@ -62,19 +62,26 @@ fn placed(client: &mut Client, uvm: &OwnedFd, at: u64, size: u64) -> Result<u32,
     Ok(memory)
 }
 
+/// An address space that the UVM driver manages, registered with it.
+pub(crate) fn address_space(client: &mut Client, uvm: &Uvm) -> Result<u32, Trouble> {
+    let mut space = Block::zeroed(56);
+    space.set_u32(4, 0x48);
+    space.set_u64(40, 0x1000);
+    let space = client.alloc(client.device, 0x90f1, &mut space)?;
+    let mut register = Block::zeroed(32);
+    register.set(0, &client.uuid);
+    register.set(16, &client.control.as_raw_fd().to_le_bytes());
+    register.set_u32(20, client.handle);
+    register.set_u32(24, space);
+    step("UVM_REGISTER_GPU_VASPACE", uvm, 25, &mut register, 28)?;
+    Ok(space)
+}
+
 impl Context {
     /// Makes one whose ranges start at `at`.
-    pub(crate) fn new(client: &mut Client, uvm: OwnedFd, at: u64) -> Result<Self, Trouble> {
+    pub(crate) fn new(client: &mut Client, uvm: Uvm, at: u64) -> Result<Self, Trouble> {
         let (_, channel_class, compute_class) = classes(client)?;
-        let mut space = Block::zeroed(56);
-        space.set_u32(4, 0x48);
-        let space = client.alloc(client.device, 0x90f1, &mut space)?;
-        let mut register = Block::zeroed(32);
-        register.set(0, &client.uuid);
-        register.set(16, &client.control.as_raw_fd().to_le_bytes());
-        register.set_u32(20, client.handle);
-        register.set_u32(24, space);
-        step("UVM_REGISTER_GPU_VASPACE", &uvm, 25, &mut register, 28)?;
+        let space = address_space(client, &uvm)?;
         let mut group = Block::zeroed(20);
         group.set_u32(12, 1);
         let group = client.alloc(client.device, 0xa06c, &mut group)?;
@@ -136,7 +143,7 @@ pub(crate) fn one(run: bool) -> Result<Outcome, Trouble> {
     report::line(&json!({
         "ok": !run || ran, "total": total, "free_before": before, "free": free, "token": context.token,
         "group": context.group, "channel": context.channel, "ran": ran, "waited_ms": waited.map(|ms| ms.to_string()),
-        "uvm": context.uvm.as_raw_fd(), "pid": std::process::id(),
+        "uvm": context.uvm.as_fd().as_raw_fd(), "pid": std::process::id(),
     }));
     Ok(if !run || ran { Outcome::Done } else { Outcome::Refused })
 }

@@ -58,7 +58,11 @@ pub(crate) fn run(count: &str, control: Option<&str>) -> Result<Outcome, Trouble
         Some(other) => return Err(Trouble::Machine(format!("no size known for control {other}"))),
     };
     let object = if cmd == 0x214 { client.handle } else { client.subdevice };
-    let parameters = Block::zeroed(size);
+    let mut parameters = Block::zeroed(size);
+    if cmd == 0x2080_1303 {
+        parameters.set_u32(0, 1);
+        parameters.set_u32(4, 8);
+    }
     let mut block = control_block(client.handle, object, cmd, &parameters);
     measure(&format!("control_{cmd:#x}"), count, || {
         driver::ioctl(client.control.as_fd(), frontend(0x2a, 32), &mut block).is_ok() && block.u32(28) == 0

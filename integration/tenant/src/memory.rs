@@ -255,23 +255,47 @@ pub(crate) fn pinned(text: &str, hold: &str) -> Result<Outcome, Trouble> {
 }
 
 /// An initialised UVM file with the card registered.
-pub(crate) fn uvm(client: &Client) -> Result<std::os::fd::OwnedFd, Trouble> {
+#[derive(Debug)]
+pub(crate) struct Uvm {
+    file: std::os::fd::OwnedFd,
+    /// Ties the address space to this process's memory as long as it is open.
+    _memory: std::os::fd::OwnedFd,
+}
+
+impl AsFd for Uvm {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Opens and initialises UVM as CUDA does.
+pub(crate) fn uvm(client: &Client) -> Result<Uvm, Trouble> {
+    const NOTHING_TO_DO: u32 = 0x1_0006;
     let file = driver::open("nvidia-uvm")?;
     step("UVM_INITIALIZE", &file, 0x3000_0001, &mut Block::zeroed(16), 8)?;
+    let memory = driver::open("nvidia-uvm")?;
+    let mut name = Block::zeroed(8);
+    name.set(0, &file.as_raw_fd().to_le_bytes());
+    match step("UVM_MM_INITIALIZE", &memory, 75, &mut name, 4) {
+        // The answer where several processes share the address space.
+        Ok(()) | Err(Trouble::Status { status: NOTHING_TO_DO, .. }) => {}
+        Err(error) => return Err(error),
+    }
     let mut register = Block::zeroed(40);
     register.set(0, &client.uuid);
     register.set(24, &(-1_i32).to_le_bytes());
     step("UVM_REGISTER_GPU", &file, 37, &mut register, 36)?;
-    Ok(file)
+    Ok(Uvm { file, _memory: memory })
 }
 
 /// `managed`: the mapping is the allocation; the driver learns of it by a later command.
 pub(crate) fn managed(text: &str, hold: &str) -> Result<Outcome, Trouble> {
     const WHERE: u64 = 0x0200_0000_0000;
     let (wanted, hold) = (size(text)?, number(hold)?);
-    let client = Client::new()?;
+    let mut client = Client::new()?;
     let (_, _, before) = client.memory_sizes()?;
     let file = uvm(&client)?;
+    crate::context::address_space(&mut client, &file)?;
     let mapping = Mapping::new(Some(&file), wanted, WHERE, i64::try_from(WHERE).unwrap_or(0))?;
     let mut validate = Block::zeroed(24);
     validate.set_u64(0, WHERE);

@@ -38,6 +38,8 @@ pub(crate) fn storm(text: &str) -> Result<Outcome, Trouble> {
     for i in 0..wanted {
         let handle = 0x6000_0000_u32.wrapping_add(u32::try_from(i).unwrap_or(0));
         let mut parameters = Block::zeroed(128);
+        parameters.set_u32(0, client.handle);
+        parameters.set_u32(8, 0x0001_c101);
         parameters.set_u32(24, 0x1800_0000);
         parameters.set_u64(64, 64 << 10);
         match client.alloc_as(handle, client.device, 0x40, &mut parameters) {

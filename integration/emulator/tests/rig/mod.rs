@@ -132,6 +132,7 @@ impl<'a> Client<'a> {
 
     pub(crate) fn memory(&self, new: u32, size: u64) -> u32 {
         let mut parameters = [0; 128];
+        set(&mut parameters, 0, &self.handle.to_le_bytes());
         set(&mut parameters, 64, &size.to_le_bytes());
         self.alloc(DEVICE, new, 0x40, &mut parameters)
     }
