@@ -8,6 +8,7 @@
 //! | `server` | the poll loop: peers, deadlines, budgets |
 //! | `peer` | one connection: its phase and its queue |
 //! | `place` | socket and lock |
+//! | `confine` | what the process gives up before it serves |
 //!
 //! Trusts root's shims and the driver. A sandbox is trusted no more than its tenant: what it says is a claim,
 //! compared with the driver. Fails closed: what can't be checked gets no lease. See `DESIGN.md`.
@@ -16,6 +17,7 @@
 mod auditor;
 pub mod backend;
 mod budget;
+mod confine;
 mod core;
 mod log;
 mod peer;

@@ -16,6 +16,7 @@ use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use gpuslice_config::{Config, UidConflict, check_uids};
+use gpuslice_policy::Branch;
 use gpuslice_proto::{LeaseId, Reason, SchedulerToShim};
 use gpuslice_sys::wait::{Ready, Wanted, poll};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -37,6 +38,8 @@ const MOST_NEWCOMERS: usize = 256;
 /// How long after a restart new containers wait at most for the old ones to be adopted; never longer than three
 /// quarters of the deadline that a shim waits.
 const SETTLE: Duration = Duration::from_millis(1500);
+/// Longest time between two turns of the loop: each tells systemd's watchdog that it goes on.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 /// Pause after the file table was full.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -79,14 +82,23 @@ pub fn run(config: &Config, backend: Box<dyn Backend>) -> Result<(), RunError> {
     let stop = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK);
     let stop = stop.map_err(system("signalfd"))?;
     let stop = stop.as_fd().try_clone_to_owned().map_err(system("signalfd"))?;
-    run_with(config, backend, &stop)
+    serve(config, backend, &stop, || crate::confine::confine().map_err(system("install the seccomp filter")))
 }
 
-/// Serves until `stop` is readable.
+/// Serves until `stop` is readable, in a process that does other things as well: it is not confined.
 ///
 /// # Errors
 /// As [`run`].
 pub fn run_with(config: &Config, backend: Box<dyn Backend>, stop: &OwnedFd) -> Result<(), RunError> {
+    serve(config, backend, stop, || Ok(()))
+}
+
+fn serve(
+    config: &Config,
+    backend: Box<dyn Backend>,
+    stop: &OwnedFd,
+    confine: impl FnOnce() -> Result<(), RunError>,
+) -> Result<(), RunError> {
     check_uids(config.uids(), Path::new("/etc")).map_err(RunError::Uids)?;
     let readiness = Readiness::from_env();
     let place = Place::take(&config.scheduler_socket()).map_err(RunError::Place)?;
@@ -94,8 +106,12 @@ pub fn run_with(config: &Config, backend: Box<dyn Backend>, stop: &OwnedFd) -> R
         setrlimit(Resource::RLIMIT_NOFILE, most, most).ok();
     }
     let mut server = Server::new(config, backend, place).map_err(system("start the audit thread"))?;
+    confine()?;
     readiness.tell("READY=1");
     log!("serving {} on driver {}", config.scheduler_socket().display(), server.core.driver());
+    if let Err(unknown) = Branch::for_version(server.core.driver()) {
+        log!("no GPU container will start: {unknown}");
+    }
     for gpu in server.core.gpus() {
         log!("{} (nvidia{}): {} MiB", gpu.card.uuid, gpu.card.minor, gpu.card.memory >> 20);
     }
@@ -228,7 +244,7 @@ impl Server {
 
     /// When something is to be done though nobody asked.
     fn next_event(&self, now: Duration) -> Duration {
-        let mut next = self.rounds.next_event();
+        let mut next = self.rounds.next_event().min(now + SIGN_OF_LIFE);
         if now < self.accept_at {
             next = next.min(self.accept_at);
         }

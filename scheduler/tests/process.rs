@@ -8,6 +8,7 @@
 #[allow(unreachable_pub, reason = "a module of a test")]
 mod node;
 
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -29,17 +30,23 @@ fn main() {
     }
 }
 
+/// Starts it, as systemd would, and waits for its word that it is ready.
 fn scheduler_process(directory: &Path) -> Child {
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let notify = directory.join("notify.sock");
+    std::fs::remove_file(&notify).ok();
+    let manager = UnixDatagram::bind(&notify).unwrap();
+    manager.set_read_timeout(Some(PATIENCE)).unwrap();
+    let child = Command::new(std::env::current_exe().unwrap())
         .args(["schedule", directory.to_str().unwrap()])
+        .env("NOTIFY_SOCKET", &notify)
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    while gpuslice_sys::Socket::connect(&directory.join("scheduler.sock"), deadline).is_err() {
-        assert!(Instant::now() < deadline && child.try_wait().unwrap().is_none(), "no scheduler");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let mut message = [0; 64];
+    let length = manager.recv(&mut message).unwrap();
+    assert_eq!(&message[..length], b"READY=1");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    assert!(status.contains("Seccomp:\t2") && status.contains("NoNewPrivs:\t1"), "{status}");
     child
 }
 

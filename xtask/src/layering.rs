@@ -8,7 +8,7 @@ use crate::workspace::cargo;
 /// Crates of the product, and the crates of ours that each may depend on. Programs never depend on each other.
 const PRODUCT: [(&str, &[&str]); 9] = [
     ("gpuslice-proto", &[]),
-    ("gpuslice-config", &[]),
+    ("gpuslice-config", &["gpuslice-proto"]),
     ("gpuslice-policy", &[]),
     ("gpuslice-sys", &[]),
     ("gpuslice-filter", &["gpuslice-policy", "gpuslice-sys"]),
