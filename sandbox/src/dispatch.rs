@@ -408,3 +408,6 @@ pub(crate) fn conclude(
     call.write(addr, bytes)?;
     Ok(Outcome::Return(value))
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,96 @@
+use super::*;
+use crate::ledger::Account;
 
+fn name(client: u32, handle: u32) -> Name {
+    Name { client, handle }
+}
+
+fn add(
+    objects: &Objects,
+    client: u32,
+    handle: u32,
+    parent: u32,
+    bytes: Option<(&std::sync::Arc<Account>, u64)>,
+) -> Id {
+    let kind = if client == handle { Kind::Client } else { Kind::Other };
+    let charge = bytes.map(|(account, bytes)| account.charge(bytes).unwrap());
+    let new = New {
+        name: name(client, handle),
+        parent,
+        class: 0x40,
+        kind,
+        gpu: None,
+        charge,
+        holds: Vec::new(),
+        depends: Vec::new(),
+        mapping: None,
+    };
+    objects.lock().insert(new).0
+}
+
+#[test]
+fn a_free_waits_for_the_call_that_uses_the_object() {
+    let objects = Objects::default();
+    add(&objects, 1, 1, 0, None);
+    add(&objects, 1, 2, 1, None);
+    let pins = objects.pin(&[name(1, 2)]).unwrap_or_else(|_| panic!());
+    std::thread::scope(|scope| {
+        let free = scope.spawn(|| drop(objects.begin_free(name(1, 1)).unwrap().finish()));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!free.is_finished());
+        assert!(objects.has(name(1, 2)));
+        drop(pins);
+    });
+    assert!(!objects.has(name(1, 1)) && !objects.has(name(1, 2)));
+}
+
+#[test]
+fn a_call_waits_for_the_free_and_finds_the_object_gone() {
+    let objects = Objects::default();
+    add(&objects, 1, 1, 0, None);
+    add(&objects, 1, 2, 1, None);
+    let freeing = objects.begin_free(name(1, 2)).unwrap();
+    std::thread::scope(|scope| {
+        let pin = scope.spawn(|| objects.pin(&[name(1, 2)]).map(drop));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!pin.is_finished());
+        drop(freeing.finish());
+        assert_eq!(pin.join().unwrap(), Err(name(1, 2)));
+    });
+}
+
+#[test]
+fn a_free_that_the_driver_refused_leaves_the_object_usable() {
+    let objects = Objects::default();
+    add(&objects, 1, 1, 0, None);
+    drop(objects.begin_free(name(1, 1)));
+    assert!(objects.pin(&[name(1, 1)]).is_ok());
+}
+
+#[test]
+fn a_handle_given_out_again_proves_the_old_object_gone() {
+    let objects = Objects::default();
+    let account = Account::new(100);
+    add(&objects, 1, 1, 0, None);
+    add(&objects, 1, 2, 1, Some((&account, 10)));
+    add(&objects, 1, 3, 2, Some((&account, 5)));
+    add(&objects, 1, 2, 1, Some((&account, 20)));
+    assert_eq!(account.used(), 25, "the old object's charge is gone, its child's stays");
+    drop(objects.begin_free(name(1, 1)).unwrap().finish());
+    assert_eq!(account.used(), 0);
+    let graph = objects.lock();
+    assert_eq!((graph.len(), graph.memories()), (0, 0));
+}
+
+#[test]
+fn an_object_whose_client_went_meanwhile_stays_charged_until_a_sweep() {
+    let objects = Objects::default();
+    let account = Account::new(100);
+    add(&objects, 7, 2, 1, Some((&account, 10)));
+    assert_eq!(objects.lock().clients(), [7]);
+    assert_eq!(account.used(), 10);
+    let freed = objects.begin_free(name(7, 7)).unwrap().finish();
+    assert_eq!(freed.charges(), 1);
+    drop(freed);
+    assert_eq!(account.used(), 0);
+}

@@ -1,0 +1,157 @@
+//! The quota: nothing beyond it, and everything that is charged comes back.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::alloc::CONTEXT_BYTES;
+use crate::bytes::{get32, put32, put64};
+use crate::testing::{Tenant, sandbox};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn an_allocation_over_the_quota_is_refused_and_never_reaches_the_driver() {
+    let sandbox = sandbox(64 * MIB);
+    let tenant = Tenant::new(&sandbox);
+    assert_eq!(tenant.memory(1, 10, 60 * MIB), 0);
+    sandbox.driver().calls();
+    assert_eq!(tenant.memory(1, 11, 6 * MIB), 0x51);
+    let reached = sandbox.driver().calls();
+    assert!(reached.iter().all(|(cmd, _)| cmd & 0xff == 0x2a), "only our question whether clients live");
+    assert_eq!(tenant.memory(1, 12, 4 * MIB), 0);
+    assert_eq!(tenant.used(), 64 * MIB);
+    assert_eq!(sandbox.usage()[0].denied, 1);
+    assert_eq!((sandbox.usage()[1].used, sandbox.usage()[1].minor), (0, 2));
+    assert_eq!(tenant.memory(1, 13, u64::MAX), 0x51);
+}
+
+#[test]
+fn a_refusal_by_the_driver_gives_the_charge_back() {
+    let sandbox = sandbox(64 * MIB);
+    let tenant = Tenant::new(&sandbox);
+    assert_eq!(tenant.memory(1, 10, 4 * MIB), 0);
+    assert_eq!(tenant.memory(1, 10, 4 * MIB), 0x19);
+    assert_eq!(tenant.used(), 4 * MIB);
+}
+
+#[test]
+fn the_charge_becomes_what_the_driver_answers() {
+    let sandbox = sandbox(64 * MIB);
+    let tenant = Tenant::new(&sandbox);
+    sandbox.driver().state.lock().unwrap().grow = Some(3 * MIB);
+    assert_eq!(tenant.memory(1, 10, 1), 0);
+    assert_eq!((tenant.used(), sandbox.driver().in_use(0)), (3 * MIB, 3 * MIB));
+}
+
+#[test]
+fn an_allocation_that_the_driver_makes_larger_than_fits_is_freed_again() {
+    let sandbox = sandbox(4 * MIB);
+    let tenant = Tenant::new(&sandbox);
+    sandbox.driver().state.lock().unwrap().grow = Some(5 * MIB);
+    assert_eq!(tenant.memory(1, 10, 1), 0x51);
+    assert_eq!((tenant.used(), sandbox.driver().in_use(0)), (0, 0));
+    assert!(!sandbox.driver().has(tenant.client, 10));
+    assert_eq!(sandbox.usage()[0].denied, 1);
+}
+
+#[test]
+fn each_card_has_a_quota_of_its_own() {
+    let sandbox = sandbox(64 * MIB);
+    let tenant = Tenant::new(&sandbox);
+    let mut device = vec![0; 56];
+    put32(&mut device, 0, 2).unwrap();
+    assert_eq!(tenant.alloc(tenant.client, 3, 0x80, &device), 0);
+    assert_eq!(tenant.memory(1, 10, 64 * MIB), 0);
+    assert_eq!(tenant.memory(3, 11, 32 * MIB), 0);
+    assert_eq!(tenant.memory(1, 12, 1), 0x51);
+    let used: Vec<u64> = sandbox.usage().iter().map(|gpu| gpu.used).collect();
+    assert_eq!(used, [64 * MIB, 32 * MIB]);
+}
+
+#[test]
+fn fixed_places_and_privileged_channels_are_taken_out() {
+    let sandbox = sandbox(64 * MIB);
+    let tenant = Tenant::new(&sandbox);
+    sandbox.driver().calls();
+    let mut memory = vec![0; 128];
+    put32(&mut memory, 8, 0x2_0011).unwrap();
+    put64(&mut memory, 64, 4096).unwrap();
+    assert_eq!(tenant.alloc(1, 10, 0x40, &memory), 0);
+    let mut channel = vec![0; 368];
+    put32(&mut channel, 20, 0x21).unwrap();
+    put32(&mut channel, 128, 9).unwrap();
+    assert_eq!(tenant.alloc(1, 11, 0xc86f, &channel), 0);
+    assert_eq!(tenant.alloc(2, 12, 0xc661, &[1, 1]), 0);
+    let calls = sandbox.driver().calls();
+    assert_eq!(get32(&calls[0].1.links[0].bytes, 8), Ok(1));
+    assert_eq!(get32(&calls[1].1.links[0].bytes, 20), Ok(1));
+    assert_eq!(calls[2].1.links[0].bytes, [1, 0]);
+}
+
+#[test]
+fn a_context_of_the_graphics_engine_is_charged_a_fixed_sum() {
+    let sandbox = sandbox(64 * MIB);
+    let tenant = Tenant::new(&sandbox);
+    let group = |engine: u32| {
+        let mut params = vec![0; 20];
+        put32(&mut params, 12, engine).unwrap();
+        params
+    };
+    assert_eq!(tenant.alloc(1, 10, 0xa06c, &group(1)), 0);
+    assert_eq!(tenant.alloc(1, 11, 0xa06c, &group(11)), 0);
+    assert_eq!(tenant.used(), CONTEXT_BYTES);
+    // A channel in the group costs nothing more; one outside any group makes a group.
+    let mut channel = vec![0; 368];
+    put32(&mut channel, 128, 1).unwrap();
+    assert_eq!(tenant.alloc(10, 20, 0xc86f, &channel), 0);
+    assert_eq!(tenant.used(), CONTEXT_BYTES);
+    assert_eq!(tenant.alloc(1, 21, 0xc86f, &channel), 0);
+    assert_eq!(tenant.used(), 2 * CONTEXT_BYTES);
+    tenant.free(10);
+    tenant.free(21);
+    assert_eq!(tenant.used(), 0);
+}
+
+#[test]
+fn racing_allocations_never_exceed_the_quota_by_a_byte() {
+    let quota = 64 * MIB;
+    let sandbox = sandbox(quota);
+    let granted = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..6u32 {
+            let (sandbox, granted) = (&sandbox, &granted);
+            scope.spawn(move || {
+                let tenant = Tenant::new(sandbox);
+                for round in 0..120u32 {
+                    let handle = 100 + round;
+                    if tenant.memory(1, handle, (u64::from(thread + round) % 9 + 1) * MIB) == 0 {
+                        granted.fetch_add(1, Ordering::Relaxed);
+                    }
+                    assert!(sandbox.driver().in_use(0) <= quota);
+                    if round % 3 == 2 {
+                        tenant.free(handle - 1);
+                    }
+                    if round % 40 == 39 {
+                        for handle in 100..=handle {
+                            tenant.free(handle);
+                        }
+                    }
+                }
+                tenant.free(tenant.client);
+            });
+        }
+    });
+    assert!(granted.load(Ordering::Relaxed) > 50);
+    assert!(sandbox.usage()[0].peak <= quota && sandbox.usage()[0].denied > 0);
+    assert_eq!((sandbox.usage()[0].used, sandbox.driver().in_use(0)), (0, 0));
+}
+
+#[test]
+fn address_spaces_are_bounded() {
+    let sandbox = sandbox(64 * MIB);
+    let tenant = Tenant::new(&sandbox);
+    let refused =
+        (0..1100u32).filter(|handle| tenant.alloc(1, 0x1000 + handle, 0x90f1, &[0; 56]) == 0x1a).count();
+    assert_eq!(refused, 1100 - 1024);
+    tenant.free(0x1000);
+    assert_eq!(tenant.alloc(1, 0x1000, 0x90f1, &[0; 56]), 0);
+}
