@@ -14,7 +14,7 @@ use crate::status::Status;
 use crate::table::{self, Class, Parameters, Privilege};
 
 /// GPU memory that the driver takes for a graphics channel group: context buffers.
-const GROUP_BYTES: u64 = 6 << 20;
+const GROUP_BYTES: u64 = 15 << 19;
 /// GPU memory that the driver takes for a channel: instance block, RAMFC, method buffers.
 const CHANNEL_BYTES: u64 = 64 << 10;
 /// Size of a doorbell page.
