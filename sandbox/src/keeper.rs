@@ -12,70 +12,79 @@ use crate::driver::Driver;
 use crate::gate::locked;
 use crate::log;
 use crate::serve::Server;
+use crate::uvm_audit;
 
+/// Between two rounds while anything is charged.
 const BUSY: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(60);
+/// Between two looks at the processes after a thread has ended: its process may still be on its way.
+const ENDING: Duration = Duration::from_millis(100);
+const LOOKS: u32 = 5;
 
 /// What the keeper is called for.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
-    state: Mutex<State>,
+    state: Mutex<Called>,
     called: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    called: bool,
-    ended: Vec<u32>,
+#[derive(Clone, Copy, Debug, Default)]
+struct Called {
+    something: bool,
+    thread_ended: bool,
 }
 
 impl Calls {
-    /// A process has ended.
-    pub(crate) fn process_ended(&self, tgid: u32) {
-        let mut state = locked(&self.state);
-        state.called = true;
-        state.ended.push(tgid);
+    /// A thread has ended, and perhaps its process.
+    pub(crate) fn thread_ended(&self) {
+        *locked(&self.state) = Called { something: true, thread_ended: true };
         self.called.notify_one();
     }
 
     /// There may be something to do.
     pub(crate) fn look(&self) {
-        locked(&self.state).called = true;
+        locked(&self.state).something = true;
         self.called.notify_one();
     }
 
-    fn wait(&self, longest: Duration) -> Vec<u32> {
+    fn wait(&self, longest: Duration) -> Called {
         let deadline = Instant::now() + longest;
         let mut state = locked(&self.state);
-        while !state.called {
+        while !state.something {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
             }
             state = self.called.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        state.called = false;
-        std::mem::take(&mut state.ended)
+        std::mem::take(&mut *state)
     }
 
     /// Does what there is to do, for ever.
     pub(crate) fn serve<D: Driver>(&self, server: &Server<D>) {
-        let mut swept = Instant::now();
+        let mut round = Instant::now();
+        let mut looks = 0;
         let mut stopped = false;
         loop {
             let busy = server.sandbox.has_charges() || server.services.closer.is_busy();
-            let longest = if busy { BUSY.saturating_sub(swept.elapsed()) } else { IDLE };
-            let ended = self.wait(longest);
-            for tgid in &ended {
-                server.sandbox.process_ended(*tgid);
+            let longest = match (looks, busy) {
+                (1.., _) => ENDING,
+                (0, true) => BUSY.saturating_sub(round.elapsed()),
+                (0, false) => IDLE,
+            };
+            let called = self.wait(longest);
+            looks = if called.thread_ended { LOOKS } else { looks.saturating_sub(1) };
+            let due = round.elapsed() >= BUSY;
+            if looks > 0 || due {
+                end_processes(server);
             }
-            if swept.elapsed() < BUSY && ended.is_empty() {
+            if !due {
                 continue;
             }
-            swept = Instant::now();
+            round = Instant::now();
             if server.sandbox.has_charges() {
                 server.sandbox.sweep();
-                server.uvm.look(&server.sandbox, &server.services.shim);
+                uvm_audit::audit(&server.sandbox, &server.services.shim);
                 server.activity.note();
             }
             if !stopped && server.services.closer.blocked() {
@@ -86,5 +95,12 @@ impl Calls {
                 }
             }
         }
+    }
+}
+
+fn end_processes<D: Driver>(server: &Server<D>) {
+    for tgid in server.services.threads.take_ended_processes() {
+        server.sandbox.process_ended(tgid);
+        server.activity.note();
     }
 }

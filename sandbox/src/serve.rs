@@ -25,7 +25,7 @@ use crate::kept::{Begin, Finished, Registers, Trace};
 use crate::log;
 use crate::tenant::Caller;
 use crate::threads::Thread;
-use crate::uvm_audit::UvmAudit;
+use crate::uvm_audit;
 
 /// `AUDIT_ARCH_X86_64`.
 const ARCH: u32 = 0xc000_003e;
@@ -35,7 +35,6 @@ pub(crate) struct Server<D: Driver> {
     pub(crate) sandbox: Sandbox<D>,
     pub(crate) services: Services,
     pub(crate) activity: Activity,
-    pub(crate) uvm: UvmAudit,
 }
 
 /// The low half of a register, which is what the kernel looks at where it takes an `unsigned int`.
@@ -178,7 +177,7 @@ impl<D: Driver> Server<D> {
             Err(Errno::EBADF) => Answer::Continue,
             Err(errno) => Answer::Error(errno as i32),
             Ok(file) => match driver.node_of(file.as_fd()) {
-                Ok(Some(Node::Uvm)) => match self.uvm.charge(&self.sandbox, &self.services.shim, length) {
+                Ok(Some(Node::Uvm)) => match uvm_audit::charge(&self.sandbox, &self.services.shim, length) {
                     Ok(()) => Answer::Continue,
                     Err(errno) => Answer::Error(errno as i32),
                 },

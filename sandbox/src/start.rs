@@ -20,7 +20,6 @@ use crate::link::{LinkError, Shim};
 use crate::log;
 use crate::serve::Server;
 use crate::supervise::{EndError, supervise};
-use crate::uvm_audit::UvmAudit;
 
 /// The control socket's number.
 const CONTROL: u32 = 3;
@@ -139,7 +138,6 @@ fn serve<D: Driver + 'static>(
             closer: crate::closer::Closer::default(),
         },
         activity,
-        uvm: UvmAudit::default(),
     });
     crew.begin(Arc::clone(&server));
     server.services.shim.send(&SandboxToShim::Ready).map_err(RunError::Link)?;

@@ -95,9 +95,8 @@ impl<D: Driver + 'static> Supervisor<'_, D> {
     }
 
     fn thread_ended(&self, tid: u32, thread: &Arc<Thread>) {
-        if let Some(tgid) = self.server.services.threads.ended(tid, thread) {
-            self.crew.keeper.process_ended(tgid);
-        }
+        self.server.services.threads.ended(tid, thread);
+        self.crew.keeper.thread_ended();
     }
 
     fn serve_scheduler(&mut self) {

@@ -3,13 +3,16 @@
 //! Owns: the cache. Trusts: the shim's answer (it checks the container's cgroup). A thread id alone names
 //! nobody: an entry is used only through its pidfd, which answers ESRCH once the thread has ended, and its
 //! memory file, which reads nothing once the process has ended or executed a program. Both are asked for
-//! again, once. Where the kernel has no pidfds of threads (before 6.9) nothing is cached, since a process's
-//! pidfd doesn't tell whether the thread still is the one that it was.
+//! again, once. Where the kernel has no pidfds of threads (before 6.9) they are asked for at each call, since a
+//! process's pidfd doesn't tell whether the thread still is the one that it was.
+//!
+//! A process counts as ended when its memory is gone: that is so when its last thread has ended, known here or
+//! not, and when it has executed another program.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use gpuslice_proto::{PrivilegedRequest, PrivilegedResult};
@@ -24,6 +27,8 @@ use crate::pinned::Pins;
 
 /// Longest wait for the shim's answer.
 const ASK: Duration = Duration::from_secs(5);
+/// An address that no process has: reading there only tells whether there is a process.
+const NOWHERE: u64 = 1 << 60;
 /// Most threads kept: each holds two files.
 const MOST: usize = 1024;
 
@@ -31,9 +36,9 @@ const MOST: usize = 1024;
 #[derive(Debug)]
 pub(crate) struct Thread {
     pub(crate) process: Arc<Process>,
-    pub(crate) memory: TenantMemory,
+    pub(crate) memory: Arc<TenantMemory>,
     /// Its calls in the sandbox.
-    pub(crate) calls: Calls,
+    pub(crate) calls: Arc<Calls>,
     pidfd: OwnedFd,
 }
 
@@ -42,13 +47,22 @@ pub(crate) struct Thread {
 pub(crate) struct Process {
     pub(crate) tgid: u32,
     pub(crate) pins: Pins,
+    memory: Arc<TenantMemory>,
 }
 
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Threads {
     known: Mutex<HashMap<u32, Arc<Thread>>>,
-    processes: Mutex<HashMap<u32, Weak<Process>>>,
+    processes: Mutex<Processes>,
+    /// Calls of threads that are asked for each time, by thread and process.
+    calls: Mutex<HashMap<(u32, u32), Arc<Calls>>>,
+}
+
+#[derive(Debug, Default)]
+struct Processes {
+    living: HashMap<u32, Arc<Process>>,
+    ended: Vec<u32>,
 }
 
 impl Thread {
@@ -57,12 +71,22 @@ impl Thread {
         gpuslice_sys::process::pidfd_getfd(self.pidfd.as_fd(), number)
     }
 
-    /// The process has ended, or executed another program.
-    fn memory_is_gone(&self) -> bool {
-        let mut byte = [0];
-        let result = self.memory.read_at(0, &mut byte);
-        result.is_err_and(|failed| failed.kind() == io::ErrorKind::UnexpectedEof)
+    /// It has not ended, and not executed another program.
+    fn is_living(&self) -> bool {
+        !gpuslice_sys::process::pidfd_exited(self.pidfd.as_fd()) && !is_gone(&self.memory)
     }
+}
+
+impl Process {
+    /// It has ended, or executed another program.
+    fn is_gone(&self) -> bool {
+        is_gone(&self.memory)
+    }
+}
+
+fn is_gone(memory: &TenantMemory) -> bool {
+    let result = memory.read_at(NOWHERE, &mut [0]);
+    result.is_err_and(|failed| failed.kind() == io::ErrorKind::UnexpectedEof)
 }
 
 impl AsFd for Thread {
@@ -97,14 +121,17 @@ impl Threads {
         };
         let mut files = files.into_iter();
         let (Some(pidfd), Some(memory)) = (files.next(), files.next()) else { return Err(Errno::EIO) };
-        let thread = Arc::new(Thread {
-            process: self.process(tgid),
-            memory: TenantMemory::new(memory),
-            calls: Calls::default(),
-            pidfd,
-        });
-        let mut known = locked(&self.known);
+        let memory = Arc::new(TenantMemory::new(memory));
+        let process = self.process(tgid, &memory);
+        let calls = if of_thread { Arc::default() } else { self.calls_of(tid, tgid) };
+        let thread = Arc::new(Thread { process, memory, calls, pidfd });
         if of_thread {
+            let mut known = locked(&self.known);
+            // Another worker may have asked meanwhile, for an earlier call of this thread: one thread has one list
+            // of calls, else a repeated call would not be known.
+            if let Some(living) = known.get(&tid).filter(|found| found.is_living()) {
+                return Ok(Arc::clone(living));
+            }
             if known.len() >= MOST {
                 known.clear();
             }
@@ -113,15 +140,26 @@ impl Threads {
         Ok(thread)
     }
 
-    fn process(&self, tgid: u32) -> Arc<Process> {
+    /// The process `tgid`, whose memory this is.
+    fn process(&self, tgid: u32, memory: &Arc<TenantMemory>) -> Arc<Process> {
         let mut processes = locked(&self.processes);
-        if let Some(process) = processes.get(&tgid).and_then(Weak::upgrade) {
-            return process;
+        if let Some(process) = processes.living.get(&tgid) {
+            if !process.is_gone() {
+                return Arc::clone(process);
+            }
+            processes.ended.push(tgid);
         }
-        processes.retain(|_, process| process.strong_count() > 0);
-        let process = Arc::new(Process { tgid, pins: Pins::default() });
-        processes.insert(tgid, Arc::downgrade(&process));
+        let process = Arc::new(Process { tgid, pins: Pins::default(), memory: Arc::clone(memory) });
+        processes.living.insert(tgid, Arc::clone(&process));
         process
+    }
+
+    fn calls_of(&self, tid: u32, tgid: u32) -> Arc<Calls> {
+        let mut calls = locked(&self.calls);
+        if calls.len() >= MOST {
+            calls.retain(|_, calls| Arc::strong_count(calls) > 1);
+        }
+        Arc::clone(calls.entry((tid, tgid)).or_default())
     }
 
     /// Every thread kept, for poll.
@@ -129,13 +167,25 @@ impl Threads {
         locked(&self.known).iter().map(|(tid, thread)| (*tid, Arc::clone(thread))).collect()
     }
 
-    /// Forgets a thread that has ended. Answers its process's id if that has ended too, as far as is known.
-    pub(crate) fn ended(&self, tid: u32, thread: &Arc<Thread>) -> Option<u32> {
+    /// Forgets a thread that has ended.
+    pub(crate) fn ended(&self, tid: u32, thread: &Arc<Thread>) {
         let mut known = locked(&self.known);
         if known.get(&tid).is_some_and(|found| Arc::ptr_eq(found, thread)) {
             known.remove(&tid);
         }
-        drop(known);
-        thread.memory_is_gone().then_some(thread.process.tgid)
+    }
+
+    /// Forgets the processes that have ended, and names them.
+    pub(crate) fn take_ended_processes(&self) -> Vec<u32> {
+        let mut processes = locked(&self.processes);
+        let mut ended = std::mem::take(&mut processes.ended);
+        processes.living.retain(|tgid, process| {
+            let gone = process.is_gone();
+            if gone {
+                ended.push(*tgid);
+            }
+            !gone
+        });
+        ended
     }
 }

@@ -151,8 +151,8 @@ fn exec() {
     let first = shim.tenant("idle", 0);
     first.hear();
     let second = shim.tenant("idle", 1);
-    let third = shim.tenant("threads", 2);
     second.hear();
+    let third = shim.tenant("threads", 2);
     drop(second);
     assert_eq!(shim.container.hear(), SandboxToShim::ListenerClosed { serial: 1 });
     third.hear();
