@@ -27,12 +27,25 @@ fn recording(name: &str) {
 }
 
 macro_rules! recordings {
-    ($($name:ident)*) => {
+    ($($test:ident: $name:literal;)*) => {
         $(#[test]
-        fn $name() {
-            recording(stringify!($name));
+        fn $test() {
+            recording($name);
         })*
     };
 }
 
-recordings! { context cupy graph ipc jax managed pinned smi smil smiq train vmm }
+recordings! {
+    plain_cuda_is_answered_as_the_card_did: "context";
+    cupy_is_answered_as_the_card_did: "cupy";
+    cuda_graphs_is_answered_as_the_card_did: "graph";
+    cuda_ipc_is_answered_as_the_card_did: "ipc";
+    jax_is_answered_as_the_card_did: "jax";
+    managed_memory_is_answered_as_the_card_did: "managed";
+    pinned_memory_is_answered_as_the_card_did: "pinned";
+    nvidia_smi_is_answered_as_the_card_did: "smi";
+    nvidia_smi_l_is_answered_as_the_card_did: "smil";
+    nvidia_smi_q_is_answered_as_the_card_did: "smiq";
+    training_is_answered_as_the_card_did: "train";
+    virtual_memory_segments_is_answered_as_the_card_did: "vmm";
+}

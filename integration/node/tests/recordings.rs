@@ -163,14 +163,24 @@ fn expected((what, status): &(String, Option<u32>)) -> bool {
 }
 
 macro_rules! recordings {
-    ($($name:ident)*) => {
+    ($($test:ident: $name:literal;)*) => {
         $(#[test]
-        fn $name() {
-            let different = play(stringify!($name));
+        fn $test() {
+            let different = play($name);
             let unexpected: Vec<_> = different.iter().filter(|(one, _)| !expected(one)).collect();
             assert!(unexpected.is_empty(), "{unexpected:#x?}");
         })*
     };
 }
 
-recordings! { context cupy graph ipc jax managed pinned train vmm }
+recordings! {
+    plain_cuda_passes_the_sandbox: "context";
+    cupy_passes_the_sandbox: "cupy";
+    cuda_graphs_passes_the_sandbox: "graph";
+    cuda_ipc_passes_the_sandbox: "ipc";
+    jax_passes_the_sandbox: "jax";
+    managed_memory_passes_the_sandbox: "managed";
+    pinned_memory_passes_the_sandbox: "pinned";
+    training_passes_the_sandbox: "train";
+    virtual_memory_segments_passes_the_sandbox: "vmm";
+}
