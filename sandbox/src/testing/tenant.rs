@@ -12,7 +12,7 @@ use crate::driver::Node;
 use crate::tenant::{Caller, PinError, Pinned};
 
 /// Where the tenant's memory begins, and its size.
-pub(crate) const BASE: u64 = 0x7000_0000_0000;
+pub(crate) const BASE: u64 = 0x7e5a_0000_0000;
 const SIZE: usize = 1 << 18;
 
 /// A tenant's thread with memory and files.
