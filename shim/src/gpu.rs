@@ -35,12 +35,13 @@ use control::{Handle, Order};
 use devices::DeviceError;
 use edit::EditError;
 use judged::JudgeError;
+use launch::{Failed, Launch, Running};
 use listener::ListenerError;
 use majors::Majors;
 use membership::Membership;
+use reserve::StartError;
 use sandbox::SandboxError;
 use slice::{SliceError, Wishes};
-use start::{Running, StartError};
 
 mod admission;
 mod again;
@@ -48,6 +49,7 @@ mod control;
 mod devices;
 mod edit;
 mod judged;
+mod launch;
 mod leaf;
 mod listener;
 mod log;
@@ -56,11 +58,11 @@ mod maps;
 mod membership;
 mod privileged;
 mod record;
+mod reserve;
 mod sandbox;
 mod scheduler;
 mod slice;
 mod spec;
-mod start;
 
 /// Name of a container's listener socket in its directory.
 const SOCKET: &str = "notify.sock";
@@ -102,7 +104,7 @@ pub(crate) enum GpuError {
 pub(crate) struct Prepared {
     run_dir: PathBuf,
     /// The sandbox getting ready, for a container with a GPU.
-    gpu: Option<JoinHandle<(Running, Result<(), StartError>)>>,
+    gpu: Option<JoinHandle<Result<Running, Box<Failed>>>>,
 }
 
 /// A created container under its rules.
@@ -142,33 +144,34 @@ pub(crate) async fn prepare(
 
     let notes =
         granted.dropped.iter().map(|(path, numbers)| format!("{path} ({numbers}) is taken out")).collect();
-    let running = {
+    let reserved = {
         let (node, config, context) = (node.clone(), config.clone(), context.clone());
         let (minors, before) = (granted.minors.clone(), spec.clone());
-        let begin = move || start::begin(&node, &config, &context, &minors, &majors, &before, notes);
-        spawn_blocking(begin)
+        let reserve = move || reserve::reserve(&node, &config, &context, &minors, &before, notes);
+        spawn_blocking(reserve)
             .await
             .map_err(|_| GpuError::Interrupted("starting"))?
             .map_err(GpuError::Start)?
     };
     devices::narrow(spec, &granted);
     let form = Form::Notify {
-        listener_path: running.listener_path().to_string_lossy().into_owned(),
-        metadata: running.expected.nonce.clone(),
+        listener_path: reserved.listener_path().to_string_lossy().into_owned(),
+        metadata: reserved.expected.nonce.clone(),
         killable: false,
     };
     if let Err(error) = edit::set_rules(spec, &form) {
-        take_down(running).await;
+        take_down(reserved).await;
         return Err(error.into());
     }
-    // The sandbox gets ready while the runtime creates the container.
-    let ready = spawn_blocking(move || {
-        let mut running = running;
-        let result = running.shake_hands();
-        // Kept also after a failure: the runtime must find the listener's socket, or its error hides this one.
-        (running, result)
-    });
-    Ok(Prepared { run_dir, gpu: Some(ready) })
+    let launch = Launch {
+        node: node.clone(),
+        program: sandbox::program_path(node.sandbox.path.as_deref(), config.sandbox.as_deref()),
+        minors: granted.minors,
+        majors,
+        oom_score_adj: launch::oom_score(spec),
+    };
+    // The sandbox is started while the runtime creates the container.
+    Ok(Prepared { run_dir, gpu: Some(spawn_blocking(move || launch.run(reserved))) })
 }
 
 /// Judges the process of an exec before the runtime sees it.
@@ -179,9 +182,9 @@ pub(crate) fn check_exec(_config: &Config, process: &Value) -> Result<(), GpuErr
     Ok(admission::judge_process(process, Fence::Absent)?)
 }
 
-/// Dropping a [`Running`] waits for its sandbox: not on the runtime's own thread.
-async fn take_down(running: Running) {
-    drop(spawn_blocking(move || drop(running)).await);
+/// Dropping what was started waits for its end: not on the runtime's own thread.
+async fn take_down(started: impl Send + 'static) {
+    drop(spawn_blocking(move || drop(started)).await);
 }
 
 impl Prepared {
@@ -199,11 +202,14 @@ impl Prepared {
                 .map_err(GpuError::Judged)?;
             return Ok(GpuContainer { gpu: None });
         };
-        let (running, result) = ready.await.map_err(|_| GpuError::Interrupted("the sandbox got ready"))?;
-        if let Err(error) = result {
-            take_down(running).await;
-            return Err(GpuError::Start(error));
-        }
+        let started = ready.await.map_err(|_| GpuError::Interrupted("the sandbox got ready"))?;
+        let running = match started {
+            Ok(running) => running,
+            Err(failed) => {
+                take_down(failed.reserved).await;
+                return Err(GpuError::Start(failed.error));
+            }
+        };
         let serve = move || serve(running, init_pid, &run_dir);
         let gpu = spawn_blocking(serve).await.map_err(|_| GpuError::Interrupted("handing over"))??;
         Ok(GpuContainer { gpu: Some(gpu) })
@@ -212,23 +218,26 @@ impl Prepared {
     /// `runc create` failed: ends the sandbox, gives the lease back, removes sockets and cgroup leaf.
     pub(crate) async fn abandon(self) {
         let Some(ready) = self.gpu else { return };
-        let Ok((running, result)) = ready.await else { return };
-        if let Err(error) = result {
-            report::log(&running.name, &report::chain(&error));
+        match ready.await {
+            Ok(Ok(running)) => take_down(running).await,
+            Ok(Err(failed)) => {
+                report::log(&failed.reserved.name, &report::chain(&failed.error));
+                take_down(failed.reserved).await;
+            }
+            Err(_) => {}
         }
-        take_down(running).await;
     }
 }
 
 /// From a created container with a ready sandbox to one that is served.
 fn serve(mut running: Running, init_pid: u32, run_dir: &Path) -> Result<Gpu, GpuError> {
-    let deadline = Instant::now() + running.patience;
-    let listener =
-        listener::accept(&running.listening, &running.expected, deadline).map_err(GpuError::Listener)?;
+    let deadline = Instant::now() + running.reserved.patience;
+    let listener = listener::accept(&running.reserved.listening, &running.reserved.expected, deadline)
+        .map_err(GpuError::Listener)?;
     let passed = judged::judge_init(init_pid, Kind::Notify, run_dir).map_err(GpuError::Judged)?;
     let container = privileged::Container {
         proc: PROC.into(),
-        cgroups: start::CGROUPS.into(),
+        cgroups: reserve::CGROUPS.into(),
         membership: membership_of(init_pid, running.sandbox.pid)?,
         uvm: running.uvm,
     };
@@ -237,10 +246,13 @@ fn serve(mut running: Running, init_pid: u32, run_dir: &Path) -> Result<Gpu, Gpu
     running
         .sandbox
         .link
-        .send(&message, &files, running.patience, "the listener")
+        .send(&message, &files, running.reserved.patience, "the listener")
         .map_err(GpuError::Sandbox)?;
     let served = SandboxToShim::Serving { serial: 0 };
-    running.sandbox.expect(&served, running.patience, "it serves the listener").map_err(GpuError::Sandbox)?;
+    running
+        .sandbox
+        .expect(&served, running.reserved.patience, "it serves the listener")
+        .map_err(GpuError::Sandbox)?;
     let control = control::start(running, container, passed)
         .map_err(|source| GpuError::Io { step: "start the container's thread", source })?;
     let handle = Mutex::new(Some(control.handle));

@@ -4,7 +4,7 @@
 //! has; a refusal for good is a reason to kill it, for nobody accounts for it any more.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Weak;
 use std::time::Duration;
@@ -12,8 +12,8 @@ use std::time::Duration;
 use gpuslice_proto::{Lease, Reason, Register};
 
 use super::control::{Handle, Order};
+use super::reserve::Reserved;
 use super::scheduler::{self, Connection, SchedulerError};
-use super::start::Running;
 use crate::report;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -37,19 +37,18 @@ pub(crate) struct Again {
 }
 
 impl Again {
-    /// From a running container.
+    /// From a running container and its sandbox's pidfd.
     ///
     /// # Errors
     /// No file could be had.
-    pub(crate) fn of(running: &Running) -> io::Result<Again> {
-        let lease = running.register.adopt.ok_or(io::ErrorKind::NotFound)?;
+    pub(crate) fn of(reserved: &Reserved, sandbox: BorrowedFd<'_>) -> io::Result<Again> {
         Ok(Again {
-            name: running.name.clone(),
-            path: running.scheduler_path.clone(),
-            patience: running.patience,
-            register: running.register.clone(),
-            lease,
-            pidfd: running.sandbox.pidfd.try_clone()?,
+            name: reserved.name.clone(),
+            path: reserved.scheduler_path.clone(),
+            patience: reserved.patience,
+            register: Register { adopt: Some(reserved.lease), ..reserved.register.clone() },
+            lease: reserved.lease,
+            pidfd: sandbox.try_clone_to_owned()?,
         })
     }
 

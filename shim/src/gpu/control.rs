@@ -24,10 +24,10 @@ use tokio::sync::watch;
 
 use super::again::{self, Adopted};
 use super::judged::{JudgeError, Passed};
+use super::launch::Running;
 use super::listener;
 use super::log::Lines;
 use super::privileged::{Answer, Container};
-use super::start::Running;
 use crate::report;
 
 /// Requests that may run at a time; an honest sandbox has fewer workers.
@@ -120,7 +120,7 @@ pub(crate) fn start(running: Running, container: Container, passed: Passed) -> s
     let (finished, done) = watch::channel(false);
     let weak = Arc::downgrade(&handle);
     let body = move || {
-        let log = Lines::new(running.name.clone());
+        let log = Lines::new(running.reserved.name.clone());
         let mut keeper = Keeper {
             running,
             serving: true,
@@ -191,9 +191,9 @@ impl Keeper {
         }
         if self.serving {
             sources.extend([Source::Link, Source::End, Source::Listener]);
-            files.extend([link, end, self.running.listening.as_fd()]);
+            files.extend([link, end, self.running.reserved.listening.as_fd()]);
         }
-        if let Some(scheduler) = self.running.scheduler.as_ref() {
+        if let Some(scheduler) = self.running.reserved.scheduler.as_ref() {
             sources.push(Source::Scheduler);
             files.push(scheduler.as_fd());
         }
@@ -233,7 +233,7 @@ impl Keeper {
         self.reason.send_if_modified(|reason| {
             let first = reason.is_none();
             if first {
-                report::log(&self.running.name, &format!("the container is killed: {why}"));
+                report::log(&self.running.reserved.name, &format!("the container is killed: {why}"));
                 *reason = Some(why);
             }
             first
@@ -353,7 +353,7 @@ impl Keeper {
     }
 
     fn send(&mut self, message: &ShimToSandbox, files: &[std::os::fd::BorrowedFd<'_>], step: &'static str) {
-        let patience = self.running.patience;
+        let patience = self.running.reserved.patience;
         if let Err(error) = self.running.sandbox.link.send(message, files, patience, step) {
             self.serving = false;
             self.kill(report::chain(&error));
@@ -369,7 +369,7 @@ impl Keeper {
     }
 
     fn hear_scheduler(&mut self) {
-        let Some(scheduler) = self.running.scheduler.as_mut() else { return };
+        let Some(scheduler) = self.running.reserved.scheduler.as_mut() else { return };
         match scheduler.next() {
             Ok(SchedulerToShim::Stop { detail }) => {
                 self.kill(format!("the scheduler orders it: {}", plain(&detail)))
@@ -382,9 +382,9 @@ impl Keeper {
 
     /// The container runs on under its last plan; the scheduler that comes next is asked to adopt it.
     fn lost_scheduler(&mut self, why: &str) {
-        report::log(&self.running.name, &format!("scheduler lost, dialling again: {why}"));
-        self.running.scheduler = None;
-        let again = match again::Again::of(&self.running) {
+        report::log(&self.running.reserved.name, &format!("scheduler lost, dialling again: {why}"));
+        self.running.reserved.scheduler = None;
+        let again = match again::Again::of(&self.running.reserved, self.running.sandbox.pidfd.as_fd()) {
             Ok(again) => again,
             Err(error) => return self.kill(format!("can't dial the scheduler again: {error}")),
         };
@@ -396,8 +396,8 @@ impl Keeper {
     }
 
     fn adopted(&mut self, adopted: Adopted) {
-        report::log(&self.running.name, "adopted by the scheduler");
-        self.running.scheduler = Some(adopted.connection);
+        report::log(&self.running.reserved.name, "adopted by the scheduler");
+        self.running.reserved.scheduler = Some(adopted.connection);
         if self.serving {
             self.send(&ShimToSandbox::Scheduler, &[adopted.sandbox.as_fd()], "the scheduler's connection");
         }
@@ -405,18 +405,19 @@ impl Keeper {
 
     /// An exec brings a listener of its own, which its first process and its children stay under.
     fn take_listener(&mut self) {
-        let deadline = Instant::now() + self.running.patience;
+        let deadline = Instant::now() + self.running.reserved.patience;
         let received = self
             .running
+            .reserved
             .listening
             .accept(deadline)
             .map_err(|source| listener::ListenerError::Io { step: "accept", source })
-            .and_then(|stream| listener::receive(stream, &self.running.expected, deadline));
+            .and_then(|stream| listener::receive(stream, &self.running.reserved.expected, deadline));
         let listener = match received {
             Ok(listener) => listener,
             Err(error) => {
                 return report::log(
-                    &self.running.name,
+                    &self.running.reserved.name,
                     &format!("listener dropped: {}", report::chain(&error)),
                 );
             }

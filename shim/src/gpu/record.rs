@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use gpuslice_proto::{GpuSlice, Register};
+use gpuslice_proto::{GpuSlice, Lease, Register};
 use serde::{Deserialize, Serialize};
 
 use super::leaf::Leaf;
@@ -32,6 +32,7 @@ pub(crate) struct Record {
     pub(crate) notes: Vec<String>,
     pub(crate) lease: u64,
     pub(crate) uid: u32,
+    /// 0 before there is one.
     pub(crate) sandbox_pid: u32,
     /// Directory of the listener's socket.
     pub(crate) sockets: PathBuf,
@@ -50,8 +51,8 @@ pub(crate) struct Gpu {
 }
 
 impl Record {
-    /// A record of what was registered; the sandbox's part comes later.
-    pub(crate) fn of(register: &Register, notes: Vec<String>) -> Record {
+    /// A record of what was registered and granted; its places come later.
+    pub(crate) fn of(register: &Register, lease: &Lease, notes: Vec<String>) -> Record {
         let gpu = |slice: &GpuSlice| Gpu {
             uuid: slice.uuid.to_string(),
             minor: slice.minor,
@@ -64,9 +65,9 @@ impl Record {
             driver: register.driver.clone(),
             gpus: register.gpus.iter().map(gpu).collect(),
             notes,
-            lease: 0,
-            uid: 0,
-            sandbox_pid: 0,
+            lease: lease.lease.0,
+            uid: lease.uid,
+            sandbox_pid: lease.sandbox_pid,
             sockets: PathBuf::new(),
             cgroups: Vec::new(),
         }
