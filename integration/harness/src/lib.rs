@@ -1,7 +1,9 @@
 //! A private node for tests, the demo and the benchmark: containerd, scheduler and GPU in a temporary directory.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 mod container;
+pub mod demo;
 mod gpu;
 mod leftovers;
 mod node;

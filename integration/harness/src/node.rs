@@ -54,6 +54,7 @@ pub struct Node {
     pub(crate) namespace: String,
     pub(crate) gpus: Option<Gpus>,
     major: u32,
+    version: String,
     uid_first: u32,
     options: Options,
     containerd: Mutex<Option<Child>>,
@@ -87,7 +88,9 @@ impl Node {
         let number = NODES.fetch_add(1, Ordering::Relaxed);
         let directory = programs.scratch.join(format!("{}n{number:03}", std::process::id() % 100_000));
         let namespace = format!("gs{}n{number:03}", std::process::id());
-        let major = programs.daemon_major()?;
+        let version = programs.daemon_version()?;
+        let major =
+            version.split('.').next().and_then(|major| major.parse().ok()).context("no major version")?;
         make_directory(&directory)?;
         let mut node = Node {
             programs,
@@ -95,6 +98,7 @@ impl Node {
             namespace,
             gpus: None,
             major,
+            version,
             // Nodes of parallel tests must not share uids.
             uid_first: 1_900_000_000 + ((std::process::id() % 10_000) * 16 + number % 16) * UIDS,
             options,
@@ -213,6 +217,11 @@ impl Node {
     /// Major version of the daemon under test.
     pub fn daemon_major(&self) -> u32 {
         self.major
+    }
+
+    /// Version of the daemon under test.
+    pub fn daemon_version(&self) -> &str {
+        &self.version
     }
 
     /// The node's GPUs.

@@ -60,11 +60,11 @@ impl Programs {
         }
     }
 
-    /// Major version of the daemon.
+    /// Version of the daemon, as in `1.6.20`.
     ///
     /// # Errors
     /// When it doesn't say.
-    pub fn daemon_major(&self) -> Result<u32> {
+    pub fn daemon_version(&self) -> Result<String> {
         let output = Command::new(self.daemon_program("containerd")?)
             .arg("--version")
             .output()
@@ -72,8 +72,8 @@ impl Programs {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         text.split_whitespace()
             .nth(2)
-            .and_then(|version| version.trim_start_matches('v').split('.').next())
-            .and_then(|major| major.parse().ok())
+            .and_then(|version| version.trim_start_matches('v').split(['~', '-', '+']).next())
+            .map(str::to_owned)
             .with_context(|| format!("containerd says no version: {text:?}"))
     }
 }
