@@ -103,10 +103,8 @@ impl<D: Driver> Sandbox<D> {
                 }
             }
             // A group's first start is what puts it on the runlist; a stop is the scheduler's business.
-            ControlRule::Schedule => {
-                if request.params.first() == Some(&0) {
-                    return Self::answered(request.outer);
-                }
+            ControlRule::Schedule if request.params.first() == Some(&0) => {
+                return Self::answered(request.outer);
             }
             ControlRule::ChannelList => {
                 let list = request.behind.first().map(|(_, bytes)| bytes.clone()).unwrap_or_default();

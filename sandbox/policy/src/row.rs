@@ -180,7 +180,7 @@ impl Size {
         match self {
             Size::Exact(only) => size == only,
             Size::Either(one, other) => size == one || size == other,
-            Size::Multiple { unit, most } => size != 0 && size % unit == 0 && size / unit <= most,
+            Size::Multiple { unit, most } => size != 0 && size.is_multiple_of(unit) && size / unit <= most,
         }
     }
 }

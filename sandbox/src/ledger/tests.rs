@@ -54,11 +54,11 @@ fn racing_threads_never_get_a_byte_more_than_the_limit() {
                         most.fetch_max(now, Ordering::SeqCst);
                         held.push((charge, bytes));
                     }
-                    if round % 3 == 0 {
-                        if let Some((charge, bytes)) = held.pop() {
-                            sum.fetch_sub(bytes, Ordering::SeqCst);
-                            drop(charge);
-                        }
+                    if round % 3 == 0
+                        && let Some((charge, bytes)) = held.pop()
+                    {
+                        sum.fetch_sub(bytes, Ordering::SeqCst);
+                        drop(charge);
                     }
                 }
                 for (charge, bytes) in held {
