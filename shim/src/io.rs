@@ -113,6 +113,9 @@ pub(crate) struct Io {
     stdin_held: Option<OwnedFd>,
     stdin: Option<JoinHandle<()>>,
     outputs: Vec<JoinHandle<()>>,
+    /// Moved once the process is there: what a runtime that fails writes is no output of the process.
+    waiting: Vec<(AsyncFd<OwnedFd>, Target)>,
+    stdin_waiting: Option<(AsyncFd<OwnedFd>, AsyncFd<OwnedFd>)>,
     console: Option<Arc<Console>>,
     logger: Option<Logger>,
 }
@@ -231,7 +234,7 @@ impl Io {
     fn drain(&mut self, target: Target, setting: &Setting) -> Result<OwnedFd, IoError> {
         let (read, write) = pipe(setting)?;
         let read = watch(read, tokio::io::Interest::READABLE)?;
-        self.outputs.push(tokio::spawn(pump::from_pipe(read, target)));
+        self.waiting.push((read, target));
         Ok(write)
     }
 
@@ -244,8 +247,18 @@ impl Io {
         let (read, write) = pipe(setting)?;
         let write = watch(write, tokio::io::Interest::WRITABLE)?;
         self.stdin_held = Some(held);
-        self.stdin = Some(tokio::spawn(pump::from_pipe(client, Target::Pipe(write))));
+        self.stdin_waiting = Some((client, write));
         Ok(read)
+    }
+
+    /// The process is there: begins to move its output and input.
+    pub(crate) fn begin(&mut self) {
+        for (read, target) in self.waiting.drain(..) {
+            self.outputs.push(tokio::spawn(pump::from_pipe(read, target)));
+        }
+        if let Some((client, write)) = self.stdin_waiting.take() {
+            self.stdin = Some(tokio::spawn(pump::from_pipe(client, Target::Pipe(write))));
+        }
     }
 
     /// Io with a terminal: made after the process, whose terminal's other end is `master`.
@@ -304,6 +317,8 @@ impl Io {
     /// Waits up to `patience` for the rest of the output, then closes everything.
     pub(crate) async fn close(mut self, patience: Duration) {
         self.stdin_held = None;
+        self.stdin_waiting = None;
+        self.waiting.clear();
         if let Some(stdin) = self.stdin.take() {
             stdin.abort();
         }

@@ -201,11 +201,12 @@ async fn init(
         let master = socket.receive().await.map_err(TaskError::Io)?;
         Io::terminal(&paths, master, &setting).await.map_err(TaskError::Io)?
     } else {
-        let (io, ends) = Io::pipes(&paths, &setting).await.map_err(TaskError::Io)?;
+        let (mut io, ends) = Io::pipes(&paths, &setting).await.map_err(TaskError::Io)?;
         if let Err(error) = runc.create(&request.id, &pid_file, None, &flags, Some(ends.stdio())).await {
             io.close(std::time::Duration::ZERO).await;
             return Err(TaskError::Runc(error));
         }
+        io.begin();
         io
     };
     let pid = match bundle::pid(&pid_file) {

@@ -138,12 +138,13 @@ impl Container {
             let master = socket.receive().await.map_err(TaskError::Io)?;
             Io::terminal(&process.paths, master, &self.setting).await.map_err(TaskError::Io)?
         } else {
-            let (io, ends) = Io::pipes(&process.paths, &self.setting).await.map_err(TaskError::Io)?;
+            let (mut io, ends) = Io::pipes(&process.paths, &self.setting).await.map_err(TaskError::Io)?;
             let ran = self.runc.exec(&self.id, &files.process, &files.pid, None, Some(ends.stdio())).await;
             if let Err(error) = ran {
                 io.close(std::time::Duration::ZERO).await;
                 return Err(TaskError::Runc(error));
             }
+            io.begin();
             io
         };
         match bundle::pid(&files.pid) {

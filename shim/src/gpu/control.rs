@@ -169,7 +169,7 @@ impl Keeper {
                     Source::Orders => {}
                     Source::Log => self.copy_log(),
                     Source::Link => self.hear_sandbox(),
-                    Source::End => self.sandbox_ended("it ended"),
+                    Source::End => self.sandbox_ended(),
                     Source::Scheduler => self.hear_scheduler(),
                     Source::Listener => self.take_listener(),
                 }
@@ -240,8 +240,12 @@ impl Keeper {
         });
     }
 
-    fn sandbox_ended(&mut self, how: &str) {
+    fn sandbox_ended(&mut self) {
+        if !self.serving {
+            return;
+        }
         self.serving = false;
+        let how = self.running.sandbox.how_it_ended();
         self.copy_log();
         let last = self.log.last().map(|line| format!("; it said: {line}")).unwrap_or_default();
         self.kill(format!("sandbox died (pid {}): {how}{last}", self.running.sandbox.pid));
@@ -263,7 +267,7 @@ impl Keeper {
         }
         match self.running.sandbox.link.receive(Instant::now(), "a message") {
             Ok(Some((message, files))) => self.obey(message, files.into_iter().next()),
-            Ok(None) => self.sandbox_ended("it closed its link"),
+            Ok(None) => self.sandbox_ended(),
             Err(error) => {
                 self.serving = false;
                 self.kill(report::chain(&error));

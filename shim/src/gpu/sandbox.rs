@@ -19,7 +19,7 @@ use gpuslice_proto::{
 };
 use gpuslice_sys::{Socket, Spawn, memory, process, spawn, wait};
 use nix::sys::socket::{Shutdown, shutdown};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 
 use super::leaf::Leaf;
 
@@ -196,6 +196,20 @@ impl Sandbox {
         let text =
             String::from_utf8_lossy(buffer.get(..length).unwrap_or_default()).trim().replace('\n', "; ");
         if text.is_empty() { text } else { format!(": {text}") }
+    }
+
+    /// How it ended, as far as can be told: the shim's reaper may have taken its status already.
+    pub(crate) fn how_it_ended(&self) -> String {
+        let pidfd = self.pidfd.as_fd();
+        // Its files close a moment before it can be waited for.
+        if !exits_by(pidfd, GRACE) {
+            return "it closed its link".to_owned();
+        }
+        match waitid(Id::PIDFd(pidfd), WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT) {
+            Ok(WaitStatus::Exited(_, code)) => format!("exit status {code}"),
+            Ok(WaitStatus::Signaled(_, signal, _)) => format!("killed by {signal}"),
+            Ok(_) | Err(_) => "it ended".to_owned(),
+        }
     }
 
     /// Its link, its end and its log, to wait for.

@@ -15,7 +15,8 @@ fn fifo(directory: &Path, name: &str) -> String {
 async fn megabytes_arrive_whole_and_the_reader_sees_the_end() {
     let directory = tempfile::tempdir().unwrap();
     let paths = Paths { stdout: fifo(directory.path(), "out"), ..Paths::default() };
-    let (io, Ends([_, out, _])) = Io::pipes(&paths, &setting()).await.unwrap();
+    let (mut io, Ends([_, out, _])) = Io::pipes(&paths, &setting()).await.unwrap();
+    io.begin();
     let stdout = paths.stdout.clone();
     let reader = tokio::task::spawn_blocking(move || {
         let mut all = Vec::new();
@@ -34,6 +35,7 @@ async fn input_ends_only_after_close_io_whoever_comes_and_goes() {
     let directory = tempfile::tempdir().unwrap();
     let paths = Paths { stdin: fifo(directory.path(), "in"), ..Paths::default() };
     let (mut io, Ends([stdin, ..])) = Io::pipes(&paths, &setting()).await.unwrap();
+    io.begin();
     for text in ["first ", "second"] {
         let path = paths.stdin.clone();
         tokio::task::spawn_blocking(move || {
@@ -58,7 +60,8 @@ async fn input_ends_only_after_close_io_whoever_comes_and_goes() {
 async fn a_close_does_not_wait_for_a_grandchild_that_holds_the_pipe() {
     let directory = tempfile::tempdir().unwrap();
     let paths = Paths { stdout: fifo(directory.path(), "out"), ..Paths::default() };
-    let (io, ends) = Io::pipes(&paths, &setting()).await.unwrap();
+    let (mut io, ends) = Io::pipes(&paths, &setting()).await.unwrap();
+    io.begin();
     let before = tokio::time::Instant::now();
     io.close(DRAIN).await;
     assert!(before.elapsed() >= DRAIN && before.elapsed() < DRAIN * 2);
@@ -71,7 +74,8 @@ async fn a_file_uri_makes_the_file_and_appends() {
     let path = directory.path().join("logs/one");
     let paths = Paths { stdout: format!("file://{}", path.display()), ..Paths::default() };
     for text in ["a\n", "b\n"] {
-        let (io, Ends([_, out, _])) = Io::pipes(&paths, &setting()).await.unwrap();
+        let (mut io, Ends([_, out, _])) = Io::pipes(&paths, &setting()).await.unwrap();
+        io.begin();
         File::from(out).write_all(text.as_bytes()).unwrap();
         io.close(DRAIN).await;
     }
