@@ -8,9 +8,10 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::container::{Container, Ended, Runtime};
+use crate::container::{Container, Runtime};
 use crate::node::{Node, Options};
 use crate::process;
+use crate::running::Ended;
 
 /// Rounds of the latency program, each way.
 const ROUNDS: usize = 5;

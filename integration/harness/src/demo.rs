@@ -5,9 +5,9 @@
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use crate::container::Running;
 use crate::node::{Node, Options};
 use crate::process;
+use crate::running::Running;
 
 const GIB: u64 = 1 << 30;
 /// The driver's status for "no memory".
