@@ -98,6 +98,7 @@ pub fn merge(profile: Option<&Value>, form: &Form) -> Result<Value, ProfileError
         Some(Value::Object(own)) => own.clone(),
         Some(other) => return Err(malformed("linux.seccomp", other, "an object")),
     };
+    refuse_look_alikes(&merged, &FIELDS)?;
     let default = default_of(&merged)?;
     refuse_listener(&merged)?;
 
@@ -136,6 +137,7 @@ impl Taken {
         let Value::Object(fields) = entry else {
             return Err(malformed("syscalls", entry, "a list of objects"));
         };
+        refuse_look_alikes(fields, &rule::FIELDS)?;
         let action = fields.get("action").unwrap_or(&Value::Null);
         if action == "SCMP_ACT_NOTIFY" {
             return Err(ProfileError::OwnListener { found: format!("the rule {}", shortened(entry)) });
@@ -165,6 +167,27 @@ impl Taken {
         let mut rest = fields.clone();
         rest.insert("names".to_owned(), Value::Array(left));
         Ok(Some(Value::Object(rest)))
+    }
+}
+
+/// The fields of a profile that mean something here.
+const FIELDS: [&str; 7] = [
+    "defaultAction",
+    "defaultErrnoRet",
+    "architectures",
+    "flags",
+    "listenerPath",
+    "listenerMetadata",
+    "syscalls",
+];
+
+/// Runtimes in Go take `Syscalls` for `syscalls`: a field that only they would understand is refused.
+fn refuse_look_alikes(fields: &Map<String, Value>, known: &[&str]) -> Result<(), ProfileError> {
+    let exact = |name: &str| known.contains(&name);
+    let similar = |name: &str| !name.is_ascii() || known.iter().any(|other| other.eq_ignore_ascii_case(name));
+    match fields.keys().find(|name| !exact(name) && similar(name)) {
+        Some(name) => Err(malformed("a field's name", &json!(name), "spelled as in the OCI spec")),
+        None => Ok(()),
     }
 }
 

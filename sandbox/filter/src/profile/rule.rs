@@ -4,8 +4,13 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{EPERM, ProfileError, malformed, shortened};
+use super::{EPERM, ProfileError, malformed, refuse_look_alikes, shortened};
 use crate::cube::Cube;
+
+/// The fields of a rule.
+pub(super) const FIELDS: [&str; 4] = ["names", "action", "errnoRet", "args"];
+/// The fields of a condition.
+const CONDITION_FIELDS: [&str; 4] = ["index", "value", "valueTwo", "op"];
 
 /// The low half of an argument.
 pub(super) const LOW: u64 = 0xffff_ffff;
@@ -110,6 +115,7 @@ impl Rule {
             return Err(rule.refusal("it hands the call to a tracer, which would escape the trap"));
         }
         for arg in args {
+            refuse_look_alikes(arg.as_object().unwrap_or(&Map::new()), &CONDITION_FIELDS)?;
             let (index, condition) = condition(arg).ok_or_else(|| {
                 malformed("args of a rule", arg, "index 0 to 5, a number and an SCMP_CMP_ operator")
             })?;

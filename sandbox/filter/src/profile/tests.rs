@@ -108,6 +108,18 @@ fn malformed_profiles_are_refused_with_the_field_and_its_value() {
             "action of a rule",
         ),
         (json!({ "defaultAction": "SCMP_ACT_ALLOW", "flags": "x" }), "flags"),
+        (json!({ "defaultAction": "SCMP_ACT_ALLOW", "Syscalls": [] }), "Syscalls"),
+        (json!({ "defaultAction": "SCMP_ACT_ALLOW", "li\u{17f}tenerPath": "" }), "a field's name"),
+        (
+            json!({ "defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{ "names": [], "Names": ["ioctl"], "action": "x" }] }),
+            "Names",
+        ),
+        (
+            json!({ "defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+            { "names": ["ioctl"], "action": "SCMP_ACT_ERRNO", "args": [{ "index": 1, "op": "SCMP_CMP_EQ", "VALUE": 7 }] },
+        ] }),
+            "VALUE",
+        ),
     ];
     for (own, part) in cases {
         let error = merge(Some(&own), &Form::Errno).unwrap_err().to_string();
