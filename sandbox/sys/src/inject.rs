@@ -116,8 +116,7 @@ fn copy_and_map(stopped: &mut Stopped, wanted: &Move<'_>) -> Result<(), MoveErro
     let (start, length) = wanted.range;
     let end = start.checked_add(length).ok_or_else(|| MoveError::Copy(error(libc::EFAULT)))?;
     let segments = maps::segments(wanted.tid, start, end).map_err(MoveError::Copy)?;
-    copy(wanted, &segments).map_err(MoveError::Copy)?;
-    stopped.map(wanted, &segments).map_err(MoveError::Map)
+    stopped.map(wanted, &segments, || copy(wanted, &segments))
 }
 
 /// Bytes copied at a time.

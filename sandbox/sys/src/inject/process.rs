@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use libc::user_regs_struct;
 
-use super::Move;
 use super::maps::{self, Segment};
+use super::{Move, MoveError};
 use crate::call::error;
 use crate::memory::TenantMemory;
 use crate::ptrace::{Stop, Tracee};
@@ -135,15 +135,39 @@ fn let_go(tracee: &Tracee) {
 }
 
 impl Stopped {
-    /// Lets the calling thread map the file over each segment and close it.
-    pub(super) fn map(&mut self, wanted: &Move<'_>, segments: &[Segment]) -> io::Result<()> {
-        let mask = self.caller.signal_mask()?;
+    /// Lets the calling thread give the file its pages, has it filled, and lets the thread map it over each
+    /// segment and close it. Pages that are the thread's are charged to its own cgroup, whoever writes to them.
+    pub(super) fn map(
+        &mut self,
+        wanted: &Move<'_>,
+        segments: &[Segment],
+        fill: impl FnOnce() -> io::Result<()>,
+    ) -> Result<(), MoveError> {
+        let mask = self.caller.signal_mask().map_err(MoveError::Map)?;
         // Signals wait until the thread goes on: one in the middle would cancel a trapped call.
-        self.caller.set_signal_mask(u64::MAX)?;
-        let result = self.map_segments(wanted, segments);
-        self.caller.set_registers(&resumed(&self.registers))?;
-        self.caller.set_signal_mask(mask)?;
+        self.caller.set_signal_mask(u64::MAX).map_err(MoveError::Map)?;
+        let result = self
+            .allocate(wanted)
+            .and_then(|()| fill())
+            .map_err(MoveError::Copy)
+            .and_then(|()| self.map_segments(wanted, segments).map_err(MoveError::Map));
+        self.caller.set_registers(&resumed(&self.registers)).map_err(MoveError::Map)?;
+        self.caller.set_signal_mask(mask).map_err(MoveError::Map)?;
         result
+    }
+
+    fn allocate(&self, wanted: &Move<'_>) -> io::Result<()> {
+        let at = self.system_call_instruction()?;
+        let arguments = [u64::from(wanted.tenant_file), 0, 0, wanted.range.1, 0, 0];
+        match self.call(at, libc::SYS_fallocate, arguments, wanted.deadline) {
+            // A profile may refuse the call: then whoever touches a page first is charged.
+            Err(refused)
+                if matches!(refused.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) =>
+            {
+                Ok(())
+            }
+            result => result.map(|_| ()),
+        }
     }
 
     fn map_segments(&self, wanted: &Move<'_>, segments: &[Segment]) -> io::Result<()> {
