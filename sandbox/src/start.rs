@@ -84,7 +84,7 @@ fn run_to_end<T, D: Driver + 'static>(
 ) -> Result<(), RunError> {
     let uid = arguments()?;
     jail::close_from(files).map_err(at("closing files"))?;
-    jail::malloc_arenas(HEAPS).map_err(at("bounding the heaps"))?;
+    jail::quiet_malloc(HEAPS).map_err(at("setting up malloc"))?;
     let control = jail::inherited_file(CONTROL).map_err(at("taking the control socket"))?;
     let prepared = before_confinement().map_err(at("preparing the driver"))?;
     confine::drop_rights(uid).map_err(RunError::Confine)?;
@@ -94,8 +94,9 @@ fn run_to_end<T, D: Driver + 'static>(
     serve(&confined, (control, activity), &crew, |settings, files| make_driver(prepared, settings, files))
 }
 
-/// Heaps that the threads share: more would only hold more memory.
-const HEAPS: i32 = 2;
+/// Heaps that the threads share: the main one, which grows by brk. Giving memory of any other one back makes glibc
+/// open `/proc/sys/vm/overcommit_memory`, which the filter punishes with death.
+const HEAPS: i32 = 1;
 
 /// Uid and container from the command line.
 fn arguments() -> Result<u32, RunError> {

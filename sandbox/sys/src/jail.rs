@@ -24,19 +24,22 @@ pub fn close_from(first: u32) -> io::Result<()> {
     check_long(result).map(|_| ())
 }
 
-/// Bounds the heaps of glibc's malloc. Left alone it counts the machine's processors, by opening a file in /sys,
-/// when the ninth thread or so allocates for the first time: long after open is forbidden.
+/// Keeps glibc's malloc from opening files. Left alone it counts the machine's processors by a file in /sys when
+/// the ninth thread or so allocates for the first time, and asks /proc for the overcommit mode when it first gives
+/// back the end of a thread's heap: long after open is forbidden. So: at most `heaps` heaps, and none shrinks.
 ///
 /// # Errors
-/// EINVAL when malloc refuses the number.
-pub fn malloc_arenas(most: c_int) -> io::Result<()> {
+/// EINVAL when malloc refuses.
+pub fn quiet_malloc(heaps: c_int) -> io::Result<()> {
     #[cfg(target_env = "gnu")]
-    // SAFETY: mallopt takes two integers; it is called before there is a second thread.
-    if unsafe { libc::mallopt(libc::M_ARENA_MAX, most) } == 0 {
-        return Err(error(libc::EINVAL));
+    for (option, value) in [(libc::M_ARENA_MAX, heaps), (libc::M_TRIM_THRESHOLD, c_int::MAX)] {
+        // SAFETY: mallopt takes two integers; it is called before there is a second thread.
+        if unsafe { libc::mallopt(option, value) } == 0 {
+            return Err(error(libc::EINVAL));
+        }
     }
     #[cfg(not(target_env = "gnu"))]
-    let _unused = most;
+    let _unused = heaps;
     Ok(())
 }
 
