@@ -181,11 +181,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("pid");
         let hold = reaper.hold();
-        let parent = shell(&reaper, &format!("sh -c 'echo $$ > {0}; exit 5' & sleep 0.2", file.display()));
+        let parent =
+            shell(&reaper, &format!("sh -c 'echo $$ > {0}; exit 5' & exec sleep 0.2", file.display()));
         parent.exit.await.unwrap();
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         let pid: i32 = std::fs::read_to_string(&file).unwrap().trim().parse().unwrap();
         let orphan = reaper.claim(Pid::from_raw(pid), &hold);
-        assert!(matches!(orphan.exit.await, Ok(Exit { status: 5, .. }) | Err(_)));
+        let exit = tokio::time::timeout(std::time::Duration::from_secs(5), orphan.exit).await;
+        assert_eq!(exit.unwrap().unwrap().status, 5);
     }
 }
