@@ -57,9 +57,10 @@ impl<'a> Call<'a> {
         Call { services, listener, id, tid, thread, trace, cancelled: Cell::new(false) }
     }
 
-    /// What the call read and will have done, and whether it was found cancelled before it acted.
-    pub(crate) fn finish(self) -> (Trace, bool) {
-        (self.trace.into_inner(), self.cancelled.get())
+    /// What the call read and will have done, and the thread as it is now; `None` when it was found cancelled
+    /// before it acted.
+    pub(crate) fn finish(self) -> Option<(Trace, Arc<Thread>)> {
+        (!self.cancelled.get()).then(|| (self.trace.into_inner(), self.thread.into_inner()))
     }
 
     /// Does `act` with the thread, which is asked for again, once, when `act` finds it gone.

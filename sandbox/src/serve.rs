@@ -104,10 +104,10 @@ impl<D: Driver> Server<D> {
         let Some(thread) = self.thread(listener, call) else { return };
         let finished = match thread.calls.begin(registers, &thread.memory, || listener.is_valid(call.id)) {
             Begin::Cancelled => return,
-            Begin::Repeat(finished) => Some(finished),
+            Begin::Repeat(finished) => Some((finished, Arc::clone(&thread))),
             Begin::Perform => self.perform(listener, call, &thread, std::mem::take(scratch)),
         };
-        let unanswered = finished.and_then(|finished| {
+        let unanswered = finished.and_then(|(finished, thread)| {
             if self.finish(listener, call.id, &thread, &finished) || finished.outcome == Outcome::Restart {
                 *scratch = finished.trace;
                 scratch.clear();
@@ -118,14 +118,15 @@ impl<D: Driver> Server<D> {
         thread.calls.end(registers, unanswered);
     }
 
-    /// `None` when the call was cancelled before the driver acted.
+    /// The result, and the thread whose memory it goes to (found anew if it has executed a program); `None` when
+    /// the call was cancelled before the driver acted.
     fn perform(
         &self,
         listener: &Listener,
         call: &Notification,
         thread: &Arc<Thread>,
         trace: Trace,
-    ) -> Option<Finished> {
+    ) -> Option<(Finished, Arc<Thread>)> {
         let [file, command, argument, ..] = call.args;
         let driver = self.sandbox.driver();
         let caller = Call::new(&self.services, listener, (call.id, call.tid), Arc::clone(thread), trace);
@@ -139,8 +140,7 @@ impl<D: Driver> Server<D> {
                 }
             },
         };
-        let (trace, cancelled) = caller.finish();
-        (!cancelled).then_some(Finished { outcome, trace })
+        caller.finish().map(|(trace, thread)| (Finished { outcome, trace }, thread))
     }
 
     /// Writes a result and answers; false when nobody waits for it.

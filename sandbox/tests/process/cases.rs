@@ -20,6 +20,10 @@ const ALL: &[(&str, fn())] = &[
     ("pinned_memory_moves_once_and_stays_coherent", pinned),
     ("eight_threads_are_served_at_once", threads),
     ("an_exec_is_served_until_it_hangs_up", exec),
+    ("a_long_call_holds_up_nobody_else", long),
+    ("a_thread_with_files_of_its_own_is_served_by_its_own_table", tables),
+    ("a_program_that_was_executed_is_served_on_its_new_memory", executed),
+    ("a_tenant_killed_in_mid_call_leaves_the_others_served", killed),
     ("it_serves_without_a_scheduler_and_takes_a_new_one", scheduler),
     ("it_ends_with_the_shims_socket", end),
     ("a_message_out_of_order_ends_it", out_of_order),
@@ -160,6 +164,46 @@ fn exec() {
     assert_eq!(shim.container.hear(), SandboxToShim::ListenerClosed { serial: 2 });
     drop(first);
     assert_eq!(shim.container.hear(), SandboxToShim::ListenerClosed { serial: 0 });
+}
+
+fn long() {
+    let shim = ready();
+    let tenant = shim.tenant("long", 0);
+    let slowest = tenant.hear();
+    println!("    slowest call beside one of 60 ms: {slowest}");
+    let micros: u64 = slowest.split(' ').next().unwrap().parse().unwrap();
+    assert!(micros < 40_000, "{slowest}");
+    tenant.tell("end");
+}
+
+fn tables() {
+    let shim = ready();
+    let tenant = shim.tenant("tables", 0);
+    assert_eq!(tenant.hear(), "Err(Some(25)) 1");
+    tenant.tell("end");
+}
+
+fn executed() {
+    let shim = ready();
+    let tenant = shim.tenant("exec", 0);
+    assert_eq!(tenant.hear(), "executed 2");
+    tenant.tell("end");
+}
+
+fn killed() {
+    let shim = ready();
+    let neighbour = shim.tenant("idle", 0);
+    neighbour.hear();
+    for serial in 1..=3 {
+        let tenant = shim.tenant("stuck", serial);
+        tenant.hear();
+        std::thread::sleep(Duration::from_millis(20));
+        drop(tenant);
+        assert_eq!(shim.container.hear(), SandboxToShim::ListenerClosed { serial });
+    }
+    let last = shim.tenant("idle", 4);
+    last.hear();
+    last.tell("end");
 }
 
 fn scheduler() {

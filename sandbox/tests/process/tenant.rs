@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,9 @@ fn word(shim: &Socket) -> String {
 }
 
 pub fn run(name: &str) {
+    if name == "executed" {
+        return executed();
+    }
     let shim = Socket::from_fd(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
     let mut buf = [0; 8];
     let (_, files) = shim.recv(&mut buf, 3, soon()).unwrap();
@@ -71,6 +75,13 @@ pub fn run(name: &str) {
         "pinned" => tenant.pinned(),
         "threads" => tenant.threads(),
         "idle" => tenant.idle(),
+        "exec" => tenant.exec(),
+        "tables" => tenant.tables(),
+        "long" => tenant.long(),
+        "stuck" => {
+            say(&tenant.shim, "stuck");
+            counted(&tenant.control, 65_000);
+        }
         other => panic!("no tenant {other}"),
     }
 }
@@ -82,7 +93,64 @@ fn counted(file: &File, micros: u64) -> u64 {
     u64::from_ne_bytes(arg.bytes.try_into().unwrap())
 }
 
+/// What `Tenant::exec` executes: under the same filter, with the control node as standard output.
+fn executed() {
+    let shim = Socket::from_fd(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+    let control = File::from(std::io::stdout().as_fd().try_clone_to_owned().unwrap());
+    say(&shim, &format!("executed {}", counted(&control, 0)));
+    word(&shim);
+}
+
 impl Tenant {
+    fn exec(self) {
+        assert_eq!(counted(&self.control, 0), 1);
+        let program = std::env::current_exe().unwrap();
+        let failed =
+            std::process::Command::new(program).args(["tenant", "executed"]).stdout(self.control).exec();
+        panic!("{failed}");
+    }
+
+    /// A thread with a file table of its own, in which the same number is another file.
+    fn tables(&self) {
+        let mut copy = std::os::fd::OwnedFd::from(self.control.try_clone().unwrap());
+        let number = copy.as_raw_fd();
+        let other = std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES).unwrap();
+                let null = File::open("/dev/null").unwrap();
+                nix::unistd::dup2(&null, &mut copy).unwrap();
+                assert_eq!(copy.as_raw_fd(), number);
+                let result = ioctl(copy.as_fd(), SYS_PARAMS, &mut Arg::flat(vec![0; 8]));
+                result.map_err(|failed| failed.raw_os_error())
+            });
+            thread.join().unwrap()
+        });
+        let own = counted(&File::from(copy), 0);
+        say(&self.shim, &format!("{other:?} {own}"));
+        word(&self.shim);
+    }
+
+    /// One thread's call takes long in the driver; how long another's take meanwhile.
+    fn long(&self) {
+        counted(&self.control, 0);
+        let slowest = std::thread::scope(|scope| {
+            let long = scope.spawn(|| counted(&self.control, 60_000));
+            std::thread::sleep(Duration::from_millis(10));
+            let mut slowest = Duration::ZERO;
+            let mut made = 0;
+            while !long.is_finished() {
+                let began = Instant::now();
+                counted(&self.control, 0);
+                slowest = slowest.max(began.elapsed());
+                made += 1;
+            }
+            assert!(made > 3, "{made} calls beside the long one");
+            slowest
+        });
+        say(&self.shim, &format!("{} us", slowest.as_micros()));
+        word(&self.shim);
+    }
+
     fn latency(&self) {
         const CALLS: usize = 20_000;
         let mut times: Vec<u128> = (0..CALLS + 1000)
