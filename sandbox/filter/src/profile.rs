@@ -4,9 +4,10 @@
 //! file mappings) come out in our form only; what the pod's profile denies stays denied; fields and rules that
 //! don't concern the trap stay as they are. Failure: a rule whose meaning can't be kept is an error.
 //!
-//! The rules rely on the order of libseccomp's compares: the highest argument first; of one argument the larger
-//! value first, and of equal values the one that was added first. A set inside another has a value at least as
-//! large, so it is enough to add it first. That holds among compares of the low half of an argument only.
+//! The rules rely on the order of libseccomp's compares. Each rule begins with its lowest argument; of the rules
+//! of a call those that begin with the highest argument come first; of one argument the larger value comes first,
+//! and of equal values the one that was added first. A set inside another has a value at least as large, so it is
+//! enough to add it first. That holds among compares of the low half of an argument only.
 //! Nothing is safe because of that order: the compiled program is judged.
 
 mod command;

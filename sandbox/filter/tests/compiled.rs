@@ -332,8 +332,9 @@ fn random_profiles_merge_to_programs_that_keep_all_promises() {
     let mut numbers = Numbers(0x1234_5678_9abc_def1);
     let mut pick = move |list: &[u64]| list[(numbers.next() % list.len() as u64) as usize];
     let (mut merged, mut refused, mut unusable) = (0, 0, 0);
-    for runtime in Runtime::installed() {
-        for _ in 0..if cfg!(debug_assertions) { 40 } else { 1_000 } {
+    // Both runtimes hand the rules to the same library in the same order.
+    for runtime in Runtime::installed().into_iter().take(1) {
+        for _ in 0..if cfg!(debug_assertions) { 60 } else { 1_500 } {
             let own = random_profile(&mut pick);
             let form = if pick(&[0, 1]) == 0 { notify() } else { Form::Errno };
             let Ok(profile) = merge(Some(&own), &form) else {

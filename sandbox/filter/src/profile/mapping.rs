@@ -66,8 +66,8 @@ fn allow(pieces: &mut Vec<Piece>, rule: &Rule, within: Cube) {
     }
 }
 
-/// Adds what the profile denies. libseccomp compares the highest argument first, so a denial by the protection
-/// or the length would come after the trap: there the trap gets the opposite condition.
+/// Adds what the profile denies. A denial by the protection or the length would be compared after the trap: there
+/// the trap gets the opposite condition.
 fn deny_all(mut pieces: Vec<Piece>, denying: &[&Rule]) -> Result<Vec<Piece>, ProfileError> {
     let mut early = Vec::new();
     let mut late: Vec<Vec<(u64, Cube)>> = vec![Vec::new()];
@@ -76,7 +76,8 @@ fn deny_all(mut pieces: Vec<Piece>, denying: &[&Rule]) -> Result<Vec<Piece>, Pro
         match (rule.on(FLAGS), rule.conditions.as_slice()) {
             (_, []) => return Ok(vec![whole]),
             (Some(Condition::In(cube)), [_]) => deny(&mut pieces, cube, rule.effect),
-            (None, conditions) if conditions.iter().any(|(index, _)| *index > FLAGS) => early.push(whole),
+            // Compared before the flags.
+            (None, conditions) if conditions.iter().all(|(index, _)| *index > FLAGS) => early.push(whole),
             (None, [(index, Condition::In(cube))]) => {
                 late = late.iter().flat_map(|conditions| opposite(conditions, *index, *cube)).collect();
                 early.push(whole);
@@ -100,7 +101,7 @@ fn deny_all(mut pieces: Vec<Piece>, denying: &[&Rule]) -> Result<Vec<Piece>, Pro
     Ok(early)
 }
 
-const DENIAL: &str = "a denial may compare one of the arguments 0 to 3 by SCMP_CMP_EQ or SCMP_CMP_MASKED_EQ, or others beside argument 4 or 5";
+const DENIAL: &str = "a denial may compare one of the arguments 0 to 3 by SCMP_CMP_EQ or SCMP_CMP_MASKED_EQ, or arguments 4 and 5 alone";
 
 /// `conditions` and the opposite of "argument `index` is in `cube`", one for each bit that may differ.
 fn opposite(conditions: &[(u64, Cube)], index: u64, cube: Cube) -> Vec<Vec<(u64, Cube)>> {
