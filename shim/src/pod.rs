@@ -13,10 +13,13 @@ use tokio::sync::{Notify, watch};
 
 use crate::container::{self, Container, Place};
 use crate::reaper::Exit;
+use crate::report::log;
 use crate::status::TaskError;
 
 /// A shim that serves nobody for so long ends: the daemon that started it is gone.
 const IDLE: Duration = Duration::from_secs(30);
+/// After so long without a call the shim gives back what it doesn't need to wait.
+const REST: Duration = Duration::from_secs(1);
 /// How long an ending shim waits for a daemon to take its last events.
 const FLUSH: Duration = Duration::from_secs(600);
 
@@ -32,11 +35,18 @@ pub(crate) struct Pod {
     containers: Mutex<HashMap<String, Slot>>,
     count: watch::Sender<usize>,
     shutdown: Notify,
+    active: Notify,
 }
 
 impl Pod {
     pub(crate) fn new(place: Place) -> Pod {
-        Pod { place, containers: Mutex::default(), count: watch::Sender::new(0), shutdown: Notify::new() }
+        Pod {
+            place,
+            containers: Mutex::default(),
+            count: watch::Sender::new(0),
+            shutdown: Notify::new(),
+            active: Notify::new(),
+        }
     }
 
     fn containers(&self) -> MutexGuard<'_, HashMap<String, Slot>> {
@@ -45,7 +55,20 @@ impl Pod {
 
     /// The daemon called: it is there.
     pub(crate) fn heard(&self) {
+        self.active.notify_one();
         self.place.events.daemon_is_there();
+    }
+
+    /// Gives memory back whenever nothing was asked for a while. Never ends.
+    pub(crate) async fn rest(&self) {
+        loop {
+            self.active.notified().await;
+            while tokio::time::timeout(REST, self.active.notified()).await.is_ok() {}
+            if let Err(error) = gpuslice_sys::resident::release() {
+                log("shim", &format!("can't give memory back: {error}"));
+                return;
+            }
+        }
     }
 
     /// The container with this id.

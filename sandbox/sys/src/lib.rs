@@ -17,6 +17,7 @@
 //! | [`mod@spawn`] | start a sealed executable with exactly the files named |
 //! | [`jail`] | giving up rights, one step each |
 //! | [`inject`] | moving a range of another process's memory onto a memfd |
+//! | [`resident`] | an idle process gives back its code pages |
 //! | [`wait`] | poll with a deadline |
 
 #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
@@ -33,6 +34,7 @@ pub mod memory;
 pub mod notify;
 pub mod process;
 mod ptrace;
+pub mod resident;
 pub mod socket;
 pub mod spawn;
 pub mod wait;

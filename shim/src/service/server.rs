@@ -87,6 +87,8 @@ async fn serve_on(node: Node, flags: &Flags) -> io::Result<()> {
         server = server.register_service(methods);
     }
     server.start().await.map_err(io::Error::other)?;
+    let resting = pod.clone();
+    tokio::spawn(async move { resting.rest().await });
     pod.over().await;
     // From here on a start finds no shim and makes one. Then let the answer to Shutdown out.
     drop(std::fs::remove_file(&socket));
