@@ -212,6 +212,12 @@ impl Calls {
         Begin::Perform
     }
 
+    /// Nothing is being performed and nothing kept.
+    pub(crate) fn are_idle(&self) -> bool {
+        let state = locked(&self.state);
+        !state.busy && state.waiting == 0 && state.kept.iter().all(|kept| kept.at.elapsed() >= LIFETIME)
+    }
+
     /// Ends a call that was begun. `unanswered`: its result found nobody and is kept.
     pub(crate) fn end(&self, registers: Registers, unanswered: Option<Finished>) {
         let mut state = locked(&self.state);

@@ -110,17 +110,18 @@ impl Shim {
         ask: PrivilegedRequest,
         files: &[BorrowedFd<'_>],
     ) -> Result<Request<'_>, LinkError> {
-        let number = {
-            let mut waiting = locked(&self.waiting);
-            waiting.last = waiting.last.wrapping_add(1);
-            let number = waiting.last;
-            waiting.answers.insert(number, VecDeque::new());
-            number
-        };
-        let request = Request { shim: self, number };
-        let message = SandboxToShim::Request { request: number, ask };
-        send(&self.socket, &mut locked(&self.sender), &message, files, SEND_DEADLINE)?;
+        let request = self.request();
+        request.send(ask, files)?;
         Ok(request)
+    }
+
+    /// A request that has its number but was not sent yet.
+    pub(crate) fn request(&self) -> Request<'_> {
+        let mut waiting = locked(&self.waiting);
+        waiting.last = waiting.last.wrapping_add(1);
+        let number = waiting.last;
+        waiting.answers.insert(number, VecDeque::new());
+        Request { shim: self, number }
     }
 
     /// Hands an answer to whoever waits for it; the files of one that nobody waits for are closed.
@@ -139,6 +140,12 @@ impl AsFd for Shim {
 }
 
 impl Request<'_> {
+    /// Sends it.
+    pub(crate) fn send(&self, ask: PrivilegedRequest, files: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
+        let message = SandboxToShim::Request { request: self.number, ask };
+        send(&self.shim.socket, &mut locked(&self.shim.sender), &message, files, SEND_DEADLINE)
+    }
+
     /// Its number on the socket.
     pub(crate) fn number(&self) -> u32 {
         self.number

@@ -102,6 +102,7 @@ impl PinCall<'_> {
         let (range, offset) = pages(address, length).ok_or(PinError::Errno(Errno::EINVAL))?;
         for _ in 0..3 {
             if let Some(mapping) = self.shared(range).map_err(PinError::Errno)? {
+                self.touch(range).map_err(PinError::Errno)?;
                 return Ok(Pinned { address: mapping.address() + offset, keep: mapping });
             }
             match self.process.pins.claim(range, &|| self.listener.is_valid(self.id))? {
@@ -130,6 +131,18 @@ impl PinCall<'_> {
                 Err(Errno::EIO)
             }
         }
+    }
+
+    /// Looks at each page where the tenant has it. A page that nobody touched yet comes into being there and is
+    /// charged to the container; the driver's pinning would make it in our mapping and charge it to the sandbox.
+    fn touch(&self, range: MemoryRange) -> Result<(), Errno> {
+        let mut byte = [0];
+        let mut at = range.start;
+        while at < range.start.saturating_add(range.length) {
+            self.process.memory().read_at(at, &mut byte).map_err(|failed| errno(&failed))?;
+            at = at.saturating_add(PAGE);
+        }
+        Ok(())
     }
 
     fn map(&self, file: &impl AsFd, offset: u64, range: MemoryRange) -> Result<Arc<SharedMapping>, Errno> {
@@ -165,11 +178,13 @@ impl PinCall<'_> {
         let number =
             self.listener.add_file(self.id, file.as_fd(), None, false).map_err(|failed| errno(&failed))?;
         let ask = PrivilegedRequest::MoveRange { tid: self.tid, range, tenant_file: number };
-        // The answers may come before `ask` returns: hold the list so that `deliver` finds the process.
-        let mut asked = locked(&self.moves.asked);
-        let request = self.shim.ask(ask, &[file.as_fd()]).map_err(|failed| late(&failed))?;
-        asked.push((request.number(), Arc::downgrade(self.process)));
-        drop(asked);
+        let request = self.shim.request();
+        // Known before it is sent: the answer may come at once.
+        locked(&self.moves.asked).push((request.number(), Arc::downgrade(self.process)));
+        if let Err(failed) = request.send(ask, &[file.as_fd()]) {
+            locked(&self.moves.asked).retain(|(number, _)| *number != request.number());
+            return Err(late(&failed));
+        }
         self.process.pins.await_beginning(&|| self.listener.is_valid(self.id))
     }
 }
@@ -276,5 +291,62 @@ impl Moves {
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RANGE: MemoryRange = MemoryRange { start: 4096, length: 8192 };
+
+    fn claim(pins: &Pins, still_waiting: bool) -> Result<Claim, PinError> {
+        pins.claim(RANGE, &|| still_waiting)
+    }
+
+    #[test]
+    fn a_range_is_whole_pages_around_its_bytes() {
+        let range = |start, length| Some(MemoryRange { start, length });
+        assert_eq!(pages(8192, 4096).map(|found| found.0), range(8192, 4096));
+        assert_eq!(pages(8190, 4), Some((MemoryRange { start: 4096, length: 8192 }, 4094)));
+        assert_eq!(pages(8192, 0), None);
+        assert_eq!(pages(u64::MAX - 10, 100), None);
+        assert_eq!(pages(u64::MAX - 100, 50), None);
+    }
+
+    #[test]
+    fn one_call_moves_and_others_restart_only_once_all_threads_are_interrupted() {
+        let pins = Pins::default();
+        assert!(matches!(claim(&pins, true), Ok(Claim::Mine)));
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| claim(&pins, true));
+            let mover = scope.spawn(|| pins.await_beginning(&|| true));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!other.is_finished() && !mover.is_finished());
+            pins.set(Moving::Stopping(RANGE), None);
+            assert!(matches!(other.join().unwrap(), Err(PinError::Restart)));
+            assert_eq!(mover.join().unwrap(), Ok(()));
+        });
+        assert!(matches!(claim(&pins, true), Err(PinError::Restart)));
+        pins.set(Moving::Idle, None);
+        assert!(matches!(claim(&pins, true), Ok(Claim::Mine)));
+    }
+
+    #[test]
+    fn a_cancelled_call_waits_for_nothing() {
+        let pins = Pins::default();
+        assert!(matches!(claim(&pins, true), Ok(Claim::Mine)));
+        assert!(matches!(claim(&pins, false), Err(PinError::Restart)));
+        assert_eq!(pins.await_beginning(&|| false), Ok(()));
+    }
+
+    #[test]
+    fn a_failed_move_is_an_error_once_and_then_tried_again() {
+        let pins = Pins::default();
+        assert!(matches!(claim(&pins, true), Ok(Claim::Mine)));
+        pins.set(Moving::Stopping(RANGE), None);
+        pins.set(Moving::Idle, Some((RANGE, Errno::EFAULT)));
+        assert!(matches!(claim(&pins, true), Err(PinError::Errno(Errno::EFAULT))));
+        assert!(matches!(claim(&pins, true), Ok(Claim::Mine)));
     }
 }

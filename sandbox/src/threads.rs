@@ -50,6 +50,13 @@ pub(crate) struct Process {
     memory: Arc<TenantMemory>,
 }
 
+impl Process {
+    /// Its memory.
+    pub(crate) fn memory(&self) -> &TenantMemory {
+        &self.memory
+    }
+}
+
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Threads {
@@ -133,7 +140,7 @@ impl Threads {
                 return Ok(Arc::clone(living));
             }
             if known.len() >= MOST {
-                known.clear();
+                known.retain(|_, thread| !thread.calls.are_idle());
             }
             known.insert(tid, Arc::clone(&thread));
         }
@@ -157,7 +164,7 @@ impl Threads {
     fn calls_of(&self, tid: u32, tgid: u32) -> Arc<Calls> {
         let mut calls = locked(&self.calls);
         if calls.len() >= MOST {
-            calls.retain(|_, calls| Arc::strong_count(calls) > 1);
+            calls.retain(|_, calls| !calls.are_idle());
         }
         Arc::clone(calls.entry((tid, tgid)).or_default())
     }

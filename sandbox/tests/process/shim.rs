@@ -110,7 +110,10 @@ impl Link {
     fn obey(&self, request: u32, ask: PrivilegedRequest, files: Vec<OwnedFd>) {
         match ask {
             PrivilegedRequest::Thread { tid } => {
-                let pidfd = process::pidfd_open(tid, true).unwrap();
+                let Ok(pidfd) = process::pidfd_open(tid, true) else {
+                    let result = PrivilegedResult::Failed { errno: 3, detail: "it has ended".to_owned() };
+                    return self.answer(request, result, &[]);
+                };
                 let memory = File::options().read(true).write(true).open(format!("/proc/{tid}/mem")).unwrap();
                 let status = std::fs::read_to_string(format!("/proc/{tid}/status")).unwrap();
                 let tgid = status.lines().find_map(|line| line.strip_prefix("Tgid:")).unwrap();
