@@ -35,6 +35,7 @@ ways! {
     a_compute_context_runs_work: ["context", "run"];
     several_contexts_live_in_one_process: ["contexts", "3"];
     memory_of_the_tenant_can_be_pinned: ["pinned", "4M"];
+    more_memory_than_the_sandbox_may_have_can_be_pinned: ["pinned", "400M"];
     managed_memory_works: ["managed", "64M"];
     memory_is_shared_between_two_processes: ["ipc", "16M"];
     memory_is_shared_between_two_clients: ["dup", "16M"];
