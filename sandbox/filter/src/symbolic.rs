@@ -47,6 +47,23 @@ impl Calls {
         self.0.get(word).and_then(Option::as_deref).unwrap_or(&[Cube::ALL])
     }
 
+    /// Takes in the calls of `other` if that changes one word only.
+    fn join(&mut self, other: &Calls) -> bool {
+        let differs = |(ours, theirs): &(&mut Words, &Words)| match (ours, theirs) {
+            (Some(ours), Some(theirs)) => !Rc::ptr_eq(ours, theirs) && ours != theirs,
+            (None, None) => false,
+            _ => true,
+        };
+        let mut differing = self.0.iter_mut().zip(&other.0).filter(differs);
+        match (differing.next(), differing.next()) {
+            (Some((Some(ours), Some(theirs))), None) => {
+                *ours = ours.iter().chain(theirs.iter()).copied().collect();
+                true
+            }
+            _ => false,
+        }
+    }
+
     /// One of them, with a given value of one word.
     pub(crate) fn example(&self, word: usize, value: Cube) -> Call {
         let mut words = [0; 16];
@@ -76,7 +93,7 @@ pub(crate) enum Unclear {
 }
 
 /// What the accumulator holds.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Value {
     Constant(u32),
     /// Some bits of a word of the call.
@@ -101,11 +118,28 @@ pub(crate) fn follow(
     run.waiting.resize_with(program.len(), Vec::new);
     run.go(0, State { a: Value::Constant(0), calls: start })?;
     for (at, instruction) in program.iter().enumerate() {
-        for state in run.waiting.get_mut(at).map(std::mem::take).unwrap_or_default() {
+        for state in joined(run.waiting.get_mut(at).map(std::mem::take).unwrap_or_default()) {
             run.step(*instruction, at, state, &mut each)?;
         }
     }
     Ok(())
+}
+
+/// Joins sets that differ in one word only: the two sides of a compare that doesn't matter any more.
+fn joined(states: Vec<State>) -> Vec<State> {
+    /// How many sets back to look for one to join.
+    const NEAR: usize = 16;
+    if states.len() < 2 {
+        return states;
+    }
+    let mut joined: Vec<State> = Vec::with_capacity(states.len());
+    for state in states {
+        let near = joined.iter_mut().rev().take(NEAR);
+        if !near.into_iter().any(|other| other.a == state.a && other.calls.join(&state.calls)) {
+            joined.push(state);
+        }
+    }
+    joined
 }
 
 struct Run {
