@@ -42,8 +42,8 @@ pub(crate) enum TaskError {
     Mount(#[source] MountError),
     #[error("io")]
     Io(#[source] IoError),
-    #[error("slice")]
-    Gpu(#[source] GpuError),
+    #[error(transparent)]
+    Gpu(GpuError),
     #[error("cgroup")]
     Cgroup(#[source] CgroupError),
     #[error(transparent)]

@@ -204,10 +204,13 @@ fn judge_namespaces(root: &Value, host: &Host, fence: Fence) -> Result<(), Refus
             Some("") => {}
             Some(path) => {
                 let joined = namespace_of(Path::new(path))?;
-                for owner in ["1", "self"] {
-                    if namespace_of(&host.proc.join(owner).join("ns").join(file))? == joined {
-                        return Err(Refusal::HostNamespace { kind });
-                    }
+                if namespace_of(&host.proc.join("self/ns").join(file))? == joined {
+                    return Err(Refusal::HostNamespace { kind });
+                }
+                // Where init's own can't be looked at, not even by root, no container can be put into it either.
+                let init = fs::metadata(host.proc.join("1/ns").join(file));
+                if init.is_ok_and(|data| (data.dev(), data.ino()) == joined) {
+                    return Err(Refusal::HostNamespace { kind });
                 }
             }
         }
