@@ -115,12 +115,22 @@ impl Trace {
         self.writes.iter().try_for_each(|(address, bytes)| memory.write_at(address, bytes))
     }
 
-    /// Everything that was read is still as it was, or as the writes leave it.
-    fn finds_the_same(&self, memory: &TenantMemory) -> bool {
+    /// Each piece that was read is there as `fits` wants it.
+    fn finds(&self, memory: &TenantMemory, fits: &dyn Fn(&Trace, u64, &[u8], &[u8]) -> bool) -> bool {
         self.reads.iter().all(|(address, before)| {
             let mut now = vec![0; before.len()];
-            memory.read_at(address, &mut now).is_ok() && (now == before || now == self.after(address, before))
+            memory.read_at(address, &mut now).is_ok() && fits(self, address, before, &now)
         })
+    }
+
+    /// A piece is as it was, or as the writes leave it.
+    fn before_or_after(&self, address: u64, before: &[u8], now: &[u8]) -> bool {
+        now == before || self.after_only(address, before, now)
+    }
+
+    /// A piece is as the writes leave it.
+    fn after_only(&self, address: u64, before: &[u8], now: &[u8]) -> bool {
+        now == self.after(address, before)
     }
 
     /// A piece that was read, as the writes leave it.
@@ -152,6 +162,25 @@ struct Kept {
     at: Instant,
 }
 
+impl Kept {
+    fn fits(&self, registers: Registers) -> bool {
+        self.registers == registers && self.at.elapsed() < LIFETIME
+    }
+}
+
+/// What became of a call that was begun.
+#[derive(Debug)]
+pub(crate) enum Answered {
+    /// Answered; asking the same again right away may be meant.
+    Query,
+    /// Answered; the same again right away can only be the same call.
+    Final(Finished),
+    /// Nobody waited for the answer.
+    Nobody(Finished),
+    /// It came to nothing: cancelled before it acted, or to be made again.
+    Nothing,
+}
+
 /// One thread's calls.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
@@ -164,6 +193,8 @@ struct State {
     busy: bool,
     waiting: u32,
     kept: Vec<Kept>,
+    /// The last call's result, if it was final.
+    answered: Option<Kept>,
 }
 
 /// How a call begins.
@@ -195,20 +226,23 @@ impl Calls {
             }
         }
         state.busy = true;
-        if state.kept.is_empty() {
-            return Begin::Perform;
-        }
+        let answered = state.answered.take().filter(|kept| kept.fits(registers));
         state.kept.retain(|kept| kept.at.elapsed() < LIFETIME);
-        let Some(index) = state.kept.iter().position(|kept| kept.registers == registers) else {
-            return Begin::Perform;
-        };
-        let kept = state.kept.remove(index);
+        let index = state.kept.iter().position(|kept| kept.registers == registers);
+        let kept = index.map(|index| state.kept.remove(index));
         drop(state);
-        // Without the lock: the read may block. Nobody else touches this thread's calls: it is busy.
-        if kept.finished.trace.finds_the_same(memory) {
-            return Begin::Repeat(kept.finished);
+        // Without the lock: the reads may block. Nobody else touches this thread's calls: it is busy.
+        if let Some(answered) = answered
+            && answered.finished.trace.finds(memory, &Trace::after_only)
+        {
+            return Begin::Repeat(answered.finished);
         }
-        locked(&self.state).kept.push(kept);
+        if let Some(kept) = kept {
+            if kept.finished.trace.finds(memory, &Trace::before_or_after) {
+                return Begin::Repeat(kept.finished);
+            }
+            locked(&self.state).kept.push(kept);
+        }
         Begin::Perform
     }
 
@@ -218,16 +252,22 @@ impl Calls {
         !state.busy && state.waiting == 0 && state.kept.iter().all(|kept| kept.at.elapsed() >= LIFETIME)
     }
 
-    /// Ends a call that was begun. `unanswered`: its result found nobody and is kept.
-    pub(crate) fn end(&self, registers: Registers, unanswered: Option<Finished>) {
+    /// Ends a call that was begun.
+    pub(crate) fn end(&self, registers: Registers, answered: Answered) {
         let mut state = locked(&self.state);
         state.busy = false;
-        if let Some(finished) = unanswered {
-            state.kept.retain(|kept| kept.at.elapsed() < LIFETIME && kept.registers != registers);
-            if state.kept.len() >= MOST {
-                state.kept.remove(0);
+        match answered {
+            Answered::Nobody(finished) => {
+                state.kept.retain(|kept| kept.at.elapsed() < LIFETIME && kept.registers != registers);
+                if state.kept.len() >= MOST {
+                    state.kept.remove(0);
+                }
+                state.kept.push(Kept { registers, finished, at: Instant::now() });
             }
-            state.kept.push(Kept { registers, finished, at: Instant::now() });
+            Answered::Final(finished) => {
+                state.answered = Some(Kept { registers, finished, at: Instant::now() });
+            }
+            Answered::Query | Answered::Nothing => {}
         }
         let waited_for = state.waiting > 0;
         drop(state);
@@ -259,7 +299,7 @@ mod tests {
 
     fn repeats(calls: &Calls, registers: Registers) -> bool {
         let begun = calls.begin(registers, &memory(), || true);
-        calls.end([0; 3], None);
+        calls.end([0; 3], Answered::Nothing);
         matches!(begun, Begin::Repeat(_))
     }
 
@@ -268,7 +308,7 @@ mod tests {
         let (calls, parameters) = (Calls::default(), Box::new([1; 8]));
         let (registers, result) = finished(&parameters, &[2; 8]);
         assert!(!repeats(&calls, registers));
-        calls.end(registers, Some(result));
+        calls.end(registers, Answered::Nobody(result));
         assert!(repeats(&calls, registers));
         assert!(!repeats(&calls, registers));
     }
@@ -279,7 +319,7 @@ mod tests {
         let (registers, result) = finished(&parameters, &[2; 8]);
         result.trace.flush(&memory()).unwrap();
         assert_eq!(std::hint::black_box(&*parameters), &[2; 8]);
-        calls.end(registers, Some(result));
+        calls.end(registers, Answered::Nobody(result));
         assert!(repeats(&calls, registers));
     }
 
@@ -287,7 +327,7 @@ mod tests {
     fn another_call_is_performed_and_leaves_the_result_for_its_own() {
         let (calls, mut parameters) = (Calls::default(), Box::new([1; 8]));
         let (registers, result) = finished(&parameters, &[2; 8]);
-        calls.end(registers, Some(result));
+        calls.end(registers, Answered::Nobody(result));
         let [file, command, argument] = registers;
         for other in
             [[file + 1, command, argument], [file, command + 1, argument], [file, command, argument + 8]]
@@ -306,7 +346,7 @@ mod tests {
         let mut inner = Box::new([5; 8]);
         let (registers, mut result) = finished(&parameters, &[1; 8]);
         result.trace.read(inner.as_ptr() as u64, &*inner);
-        calls.end(registers, Some(result));
+        calls.end(registers, Answered::Nobody(result));
         *std::hint::black_box(&mut *inner) = [5, 5, 5, 5, 5, 5, 5, 6];
         assert!(!repeats(&calls, registers));
         *std::hint::black_box(&mut *inner) = [5; 8];
@@ -325,10 +365,29 @@ mod tests {
     }
 
     #[test]
+    fn an_answered_allocation_is_repeated_only_to_a_next_call_that_finds_its_result() {
+        let (calls, mut parameters) = (Calls::default(), Box::new([1; 8]));
+        let (registers, result) = finished(&parameters, &[2; 8]);
+        calls.end(registers, Answered::Final(result));
+        assert!(!repeats(&calls, registers), "the parameters are set anew: another call");
+        let (registers, result) = finished(&parameters, &[2; 8]);
+        result.trace.flush(&memory()).unwrap();
+        calls.end(registers, Answered::Final(result));
+        assert!(repeats(&calls, registers));
+        assert!(!repeats(&calls, registers));
+        *std::hint::black_box(&mut *parameters) = [1; 8];
+        let (registers, result) = finished(&parameters, &[2; 8]);
+        result.trace.flush(&memory()).unwrap();
+        calls.end(registers, Answered::Final(result));
+        assert!(!repeats(&calls, [9; 3]));
+        assert!(!repeats(&calls, registers), "not the next call");
+    }
+
+    #[test]
     fn a_result_is_kept_for_a_second() {
         let (calls, parameters) = (Calls::default(), Box::new([1; 8]));
         let (registers, result) = finished(&parameters, &[2; 8]);
-        calls.end(registers, Some(result));
+        calls.end(registers, Answered::Nobody(result));
         locked(&calls.state).kept[0].at = Instant::now().checked_sub(LIFETIME).unwrap();
         assert!(!repeats(&calls, registers));
     }
@@ -344,7 +403,7 @@ mod tests {
                 scope.spawn(|| matches!(calls.begin(registers, &memory(), || true), Begin::Repeat(_)));
             std::thread::sleep(Duration::from_millis(20));
             assert!(!second.is_finished());
-            calls.end(registers, Some(result));
+            calls.end(registers, Answered::Nobody(result));
             assert!(second.join().unwrap());
         });
     }

@@ -21,7 +21,7 @@ use crate::activity::Activity;
 use crate::caller::{Call, Services};
 use crate::dispatch::{Outcome, Sandbox};
 use crate::driver::{Driver, Node};
-use crate::kept::{Begin, Finished, Registers, Trace};
+use crate::kept::{Answered, Begin, Finished, Registers, Trace};
 use crate::log;
 use crate::tenant::Caller;
 use crate::threads::Thread;
@@ -57,6 +57,12 @@ fn reply(listener: &Listener, id: u64, answer: Answer) -> bool {
 
 fn refuse(listener: &Listener, id: u64, errno: Errno) {
     reply(listener, id, Answer::Error(errno as i32));
+}
+
+/// Whether the same command again, with what it returned as its parameters, can't be meant: it makes or removes
+/// something. Not: RM_CONTROL, RM_GET_EVENT_DATA, and the front end's queries. IOCTL_XFER_CMD may be any.
+fn is_final(command: u32) -> bool {
+    !matches!(command.to_le_bytes(), [0x2a | 0x52 | 0xc8 | 0xd1..=0xd3 | 0xd6 | 0xd7 | 0xda, b'F', ..])
 }
 
 impl<D: Driver> Server<D> {
@@ -107,15 +113,23 @@ impl<D: Driver> Server<D> {
             Begin::Repeat(finished) => Some((finished, Arc::clone(&thread))),
             Begin::Perform => self.perform(listener, call, &thread, std::mem::take(scratch)),
         };
-        let unanswered = finished.and_then(|(finished, thread)| {
-            if self.finish(listener, call.id, &thread, &finished) || finished.outcome == Outcome::Restart {
+        let answered = match finished {
+            None => Answered::Nothing,
+            Some((finished, _)) if finished.outcome == Outcome::Restart => {
+                reply(listener, call.id, Answer::Restart);
+                Answered::Nothing
+            }
+            Some((finished, owner)) if !self.finish(listener, call.id, &owner, &finished) => {
+                Answered::Nobody(finished)
+            }
+            Some((finished, _)) if is_final(low(command)) => Answered::Final(finished),
+            Some((finished, _)) => {
                 *scratch = finished.trace;
                 scratch.clear();
-                return None;
+                Answered::Query
             }
-            Some(finished)
-        });
-        thread.calls.end(registers, unanswered);
+        };
+        thread.calls.end(registers, answered);
     }
 
     /// The result, and the thread whose memory it goes to (found anew if it has executed a program); `None` when

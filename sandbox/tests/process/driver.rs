@@ -1,7 +1,10 @@
-//! A driver that accepts everything and counts `NV_ESC_SYS_PARAMS`, whose answer is the count.
+//! A driver that accepts everything and counts `NV_ESC_SYS_PARAMS`, whose answer is the count. It gives clients
+//! numbers in turn and knows which live; some allocations and frees of them take long.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -11,6 +14,7 @@ use gpuslice_sys::{Arg, FileIdentity, identify};
 
 pub const SYS_PARAMS: u32 = 0xc008_46d6;
 pub const ALLOC: u32 = 0xc030_462b;
+pub const FREE: u32 = 0xc010_4629;
 pub const ALLOC_MEMORY: u32 = 0xc038_4627;
 const CARD_INFO: u32 = 0xc8;
 
@@ -20,6 +24,7 @@ pub struct Counting {
     uvm: FileIdentity,
     calls: AtomicU64,
     handles: AtomicU64,
+    living: Mutex<BTreeSet<u32>>,
 }
 
 impl Counting {
@@ -30,7 +35,16 @@ impl Counting {
             uvm: identify(files.uvm.as_ref().unwrap().as_fd())?,
             calls: AtomicU64::new(0),
             handles: AtomicU64::new(0xc1d0_0000),
+            living: Mutex::default(),
         })
+    }
+}
+
+/// Shorter and longer than the pace of a storm of signals.
+fn take_time(number: u32) {
+    let micros = [0, 300, 1500, 4000][usize::try_from(number % 4).unwrap()];
+    if micros != 0 {
+        std::thread::sleep(Duration::from_micros(micros));
     }
 }
 
@@ -65,7 +79,15 @@ impl Driver for Counting {
             }
             ALLOC if arg.bytes[8..12] == [0; 4] => {
                 let handle = u32::try_from(self.handles.fetch_add(1, Ordering::SeqCst)).unwrap();
+                take_time(handle);
+                self.living.lock().unwrap().insert(handle);
                 set(&mut arg.bytes, 8, handle);
+            }
+            FREE => {
+                let handle = u32::from_ne_bytes(arg.bytes[8..12].try_into().unwrap());
+                take_time(handle / 4);
+                let lived = self.living.lock().unwrap().remove(&handle);
+                set(&mut arg.bytes, 12, if lived { 0 } else { 0x33 });
             }
             _ => {}
         }

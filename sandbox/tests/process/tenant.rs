@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use gpuslice_sys::{Arg, Instruction, SharedMapping, Socket, bpf, ioctl, jail, process};
 
-use crate::driver::{ALLOC, ALLOC_MEMORY, SYS_PARAMS};
+use crate::driver::{ALLOC, ALLOC_MEMORY, FREE, SYS_PARAMS};
 
 pub fn soon() -> Instant {
     Instant::now() + Duration::from_secs(30)
@@ -174,20 +174,40 @@ impl Tenant {
         word(&self.shim);
     }
 
-    /// Makes calls under a storm of signals; the counts must be exactly 1, 2, 3, ...
+    /// Makes and frees clients under a storm of signals: their numbers must be consecutive, and each must live
+    /// until it is freed.
     fn storm(&self) {
         process::catch(23).unwrap();
         say(&self.shim, &format!("storm {}", std::process::id()));
         let began = Instant::now();
+        let first = self.alloc(0, 0, 0, 0x41, Vec::new());
         let mut made = 0;
         while began.elapsed() < Duration::from_secs(3) {
-            // Shorter and longer than the signals' pace.
-            let count = counted(&self.control, [0, 300, 1500, 4000][usize::try_from(made % 4).unwrap()]);
             made += 1;
-            assert_eq!(count, made, "a call was performed twice, or not at all");
+            let client = self.alloc(0, 0, 0, 0x41, Vec::new());
+            assert_eq!(client, first + made, "an allocation was performed twice");
+            let mut arg = Arg::flat([client, 0, client, 0].into_iter().flat_map(u32::to_ne_bytes).collect());
+            ioctl(self.control.as_fd(), FREE, &mut arg).unwrap();
+            assert_eq!(arg.bytes[12..], [0; 4], "a free was performed twice");
         }
-        say(&self.shim, &format!("made {made}"));
+        say(&self.shim, &format!("made {}", 2 * made));
         word(&self.shim);
+    }
+
+    /// Allocates an object and returns its number.
+    fn alloc(&self, parent: u32, handle: u32, client: u32, class: u32, params: Vec<u8>) -> u32 {
+        let mut bytes = Vec::new();
+        for word in [client, parent, handle, class, 0, 0, 0, 0, 0, 0, 0, 0] {
+            bytes.extend(u32::to_ne_bytes(word));
+        }
+        let mut arg = Arg::flat(bytes);
+        if !params.is_empty() {
+            arg.link(None, 16, params);
+        }
+        ioctl(self.control.as_fd(), ALLOC, &mut arg).unwrap();
+        let word = |at: usize| u32::from_ne_bytes(arg.bytes[at..at + 4].try_into().unwrap());
+        assert_eq!(word(40), 0, "status of allocating class {class:#x}");
+        word(8)
     }
 
     fn files(&self) {
@@ -234,22 +254,8 @@ impl Tenant {
 
     fn pinned(&self) {
         static PAGES: [AtomicU64; 512 * 18] = [const { AtomicU64::new(0) }; 512 * 18];
-        let alloc = |parent: u32, handle: u32, client: u32, class: u32, params: Vec<u8>| {
-            let mut bytes = Vec::new();
-            for word in [client, parent, handle, class, 0, 0, 0, 0, 0, 0, 0, 0] {
-                bytes.extend(u32::to_ne_bytes(word));
-            }
-            let mut arg = Arg::flat(bytes);
-            if !params.is_empty() {
-                arg.link(None, 16, params);
-            }
-            ioctl(self.control.as_fd(), ALLOC, &mut arg).unwrap();
-            let word = |at: usize| u32::from_ne_bytes(arg.bytes[at..at + 4].try_into().unwrap());
-            assert_eq!(word(40), 0, "status of allocating class {class:#x}");
-            word(8)
-        };
-        let client = alloc(0, 0, 0, 0x41, Vec::new());
-        let device = alloc(client, 0x100, client, 0x80, vec![0; 56]);
+        let client = self.alloc(0, 0, 0, 0x41, Vec::new());
+        let device = self.alloc(client, 0x100, client, 0x80, vec![0; 56]);
         let first = PAGES.as_ptr() as u64;
         let address = first.next_multiple_of(4096) + 4096 + 16;
         let stop = std::sync::atomic::AtomicBool::new(false);
