@@ -21,7 +21,9 @@ const LISTENER_FILE: &str = "seccompFd";
 /// Why a connection to the listener socket was dropped.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenerError {
-    #[error("the runtime sent no seccomp listener within its deadline")]
+    #[error(
+        "the runtime sent no seccomp listener at create: use runc (crun sends none before the start where noNewPrivileges is set)"
+    )]
     Late,
     #[error("listener socket: {step}")]
     Io { step: &'static str, source: std::io::Error },
