@@ -68,6 +68,15 @@ pub(crate) struct Trace {
     files: Vec<(u32, OwnedFd)>,
 }
 
+/// How what was read must be found again.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    /// As it was, or as the writes leave it.
+    BeforeOrAfter,
+    /// As the writes leave it.
+    After,
+}
+
 impl Trace {
     /// Empties it, to be used again.
     pub(crate) fn clear(&mut self) {
@@ -115,22 +124,13 @@ impl Trace {
         self.writes.iter().try_for_each(|(address, bytes)| memory.write_at(address, bytes))
     }
 
-    /// Each piece that was read is there as `fits` wants it.
-    fn finds(&self, memory: &TenantMemory, fits: &dyn Fn(&Trace, u64, &[u8], &[u8]) -> bool) -> bool {
+    /// Each piece that was read is there, in one of the states wanted.
+    fn finds(&self, memory: &TenantMemory, wanted: Wanted) -> bool {
         self.reads.iter().all(|(address, before)| {
             let mut now = vec![0; before.len()];
-            memory.read_at(address, &mut now).is_ok() && fits(self, address, before, &now)
+            memory.read_at(address, &mut now).is_ok()
+                && (now == self.after(address, before) || wanted == Wanted::BeforeOrAfter && now == before)
         })
-    }
-
-    /// A piece is as it was, or as the writes leave it.
-    fn before_or_after(&self, address: u64, before: &[u8], now: &[u8]) -> bool {
-        now == before || self.after_only(address, before, now)
-    }
-
-    /// A piece is as the writes leave it.
-    fn after_only(&self, address: u64, before: &[u8], now: &[u8]) -> bool {
-        now == self.after(address, before)
     }
 
     /// A piece that was read, as the writes leave it.
@@ -233,12 +233,12 @@ impl Calls {
         drop(state);
         // Without the lock: the reads may block. Nobody else touches this thread's calls: it is busy.
         if let Some(answered) = answered
-            && answered.finished.trace.finds(memory, &Trace::after_only)
+            && answered.finished.trace.finds(memory, Wanted::After)
         {
             return Begin::Repeat(answered.finished);
         }
         if let Some(kept) = kept {
-            if kept.finished.trace.finds(memory, &Trace::before_or_after) {
+            if kept.finished.trace.finds(memory, Wanted::BeforeOrAfter) {
                 return Begin::Repeat(kept.finished);
             }
             locked(&self.state).kept.push(kept);
