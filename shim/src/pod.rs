@@ -5,6 +5,7 @@
 //! for [`IDLE`]; never while an event waits for the daemon.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ pub(crate) struct Pod {
     containers: Mutex<HashMap<String, Slot>>,
     count: watch::Sender<usize>,
     shutdown: Notify,
+    /// containerd asked the shim to end while a container was being made.
+    asked: AtomicBool,
     active: Notify,
 }
 
@@ -45,6 +48,7 @@ impl Pod {
             containers: Mutex::default(),
             count: watch::Sender::new(0),
             shutdown: Notify::new(),
+            asked: AtomicBool::new(false),
             active: Notify::new(),
         }
     }
@@ -91,6 +95,7 @@ impl Pod {
             std::collections::hash_map::Entry::Occupied(_) => return Err(TaskError::Exists { id }),
             std::collections::hash_map::Entry::Vacant(free) => drop(free.insert(Slot::Creating)),
         }
+        self.asked.store(false, Ordering::Relaxed);
         self.count();
         // In a task of its own: a caller that goes away must not leave it half done.
         let pod = self.clone();
@@ -103,6 +108,9 @@ impl Pod {
                 Err(_) => {
                     pod.containers().remove(&request.id);
                     pod.count();
+                    if pod.asked.load(Ordering::Relaxed) {
+                        pod.shut_down();
+                    }
                 }
             }
             made
@@ -128,6 +136,8 @@ impl Pod {
     pub(crate) fn shut_down(&self) {
         if self.containers().is_empty() {
             self.shutdown.notify_one();
+        } else {
+            self.asked.store(true, Ordering::Relaxed);
         }
     }
 
