@@ -125,12 +125,18 @@ impl Tracee {
         }))
     }
 
-    /// ESRCH once the thread has ended. Takes the status of a stop, which nothing else needs.
+    /// ESRCH once the thread has ended. Looks only: the exit itself may be another thread's to take, as that of
+    /// a container's init is the reaper's.
     fn alive(&self) -> io::Result<()> {
-        let mut status = 0;
-        // SAFETY: waitpid writes one integer: `status` is one.
-        let result = unsafe { libc::waitpid(self.tid, &raw mut status, libc::WNOHANG | libc::__WALL) };
-        let ended = result == self.tid && (libc::WIFEXITED(status) || libc::WIFSIGNALED(status));
+        let mut seen = MaybeUninit::<libc::siginfo_t>::zeroed();
+        let id = libc::id_t::try_from(self.tid).map_err(|_| error(libc::ESRCH))?;
+        let options = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+        // SAFETY: waitid writes one siginfo_t: `seen` has room for one.
+        let result = unsafe { libc::waitid(libc::P_PID, id, seen.as_mut_ptr(), options) };
+        // SAFETY: assume_init needs a valid value: it was zeroed, and the kernel wrote integers over it.
+        let seen = unsafe { seen.assume_init() };
+        // SAFETY: si_pid needs a siginfo of a kind that has the field: waitid's has; zero where nothing ended.
+        let ended = unsafe { seen.si_pid() } == self.tid;
         if ended || result < 0 { Err(error(libc::ESRCH)) } else { Ok(()) }
     }
 
