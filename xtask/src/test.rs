@@ -44,7 +44,16 @@ pub(crate) fn collect(options: &Options, tally: &mut Tally) -> Result<()> {
     if only.is_none_or(|only| only == "unit") {
         say("unit and property tests");
         let mut command = cargo();
-        command.args(["test", "--workspace", "--exclude", END_TO_END, "--no-fail-fast"]);
+        command.args([
+            "test",
+            "--workspace",
+            "--exclude",
+            END_TO_END,
+            "--no-fail-fast",
+            "--lib",
+            "--bins",
+            "--tests",
+        ]);
         group(&mut command, "unit", tally)?;
         interrupt.check()?;
     }
