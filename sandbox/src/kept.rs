@@ -50,6 +50,13 @@ impl Pieces {
         })
     }
 
+    /// One of the pieces has a byte among these.
+    fn touch(&self, address: u64, length: usize) -> bool {
+        let end =
+            |address: u64, length: usize| address.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
+        self.list.iter().any(|(at, size)| *at < end(address, length) && address < end(*at, *size))
+    }
+
     /// Empties it and keeps its buffer, unless that has grown large.
     fn clear(&mut self) {
         const LARGE: usize = 64 * 1024;
@@ -95,9 +102,12 @@ impl Trace {
         self.reads.push(address, bytes);
     }
 
-    /// Adds a write.
+    /// Adds a write, unless it would leave what was read there.
     pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) {
-        self.writes.push(address, bytes);
+        let unchanged = self.reads.iter().any(|piece| piece == (address, bytes));
+        if !unchanged || self.writes.touch(address, bytes.len()) {
+            self.writes.push(address, bytes);
+        }
     }
 
     /// Adds a file.
@@ -351,6 +361,20 @@ mod tests {
         assert!(!repeats(&calls, registers));
         *std::hint::black_box(&mut *inner) = [5; 8];
         assert!(repeats(&calls, registers));
+    }
+
+    #[test]
+    fn a_write_that_changes_nothing_is_left_out_unless_an_earlier_one_changed_it() {
+        let mut trace = Trace::default();
+        trace.read(100, &[1; 8]);
+        trace.write(100, &[1; 8]);
+        assert!(trace.is_empty());
+        trace.write(104, &[2; 4]);
+        trace.write(100, &[1; 8]);
+        assert_eq!(trace.after(100, &[1; 8]), [1; 8]);
+        assert_eq!(trace.writes.list.len(), 2);
+        trace.write(108, &[1; 8]);
+        assert_eq!(trace.writes.list.len(), 3, "read elsewhere");
     }
 
     #[test]

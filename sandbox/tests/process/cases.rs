@@ -102,6 +102,8 @@ fn latency() {
     println!("    bare round trip: {}", bare(&shim));
     let tenant = shim.tenant("latency", 0);
     println!("    first listener: {}", tenant.hear());
+    tenant.tell("more");
+    println!("    a control of 384 bytes: {}", tenant.hear());
     let exec = shim.tenant("latency", 1);
     println!("    exec's listener: {}", exec.hear());
     exec.tell("end");

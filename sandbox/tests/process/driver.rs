@@ -15,6 +15,7 @@ use gpuslice_sys::{Arg, FileIdentity, identify};
 pub const SYS_PARAMS: u32 = 0xc008_46d6;
 pub const ALLOC: u32 = 0xc030_462b;
 pub const FREE: u32 = 0xc010_4629;
+pub const CONTROL: u32 = 0xc020_462a;
 pub const ALLOC_MEMORY: u32 = 0xc038_4627;
 const CARD_INFO: u32 = 0xc8;
 
