@@ -175,3 +175,19 @@ fn a_container_killed_while_the_driver_hangs_still_ends() -> Result<()> {
     until("the memory is back", A_SECOND, || Ok((gpus.used(0)? == 0).then_some(())))?;
     node.finish()
 }
+
+#[test]
+#[ignore = "needs root and containerd: cargo xtask test"]
+fn a_gpu_container_outlives_a_restart_of_the_daemon() -> Result<()> {
+    let node = Node::start()?;
+    let running = node.container("a").gpu(0)?.quota("1Gi").args(&["/bin/sleep", "1000"]).detach()?;
+    let sandbox = node.sandbox()?;
+    node.stop_containerd()?;
+    ensure!(process::runs(sandbox), "the sandbox ended with the daemon");
+    node.start_containerd()?;
+    ensure!(running.status()?.as_deref() == Some("RUNNING"), "status {:?}", running.status()?);
+    let ended = running.exec(&["/bin/gpuslice-tenant", "alloc", "512M", "4"])?;
+    ensure!(ended.status == 3 && ended.number("count")? == 2, "{ended:?}");
+    running.stop()?;
+    node.finish()
+}

@@ -276,3 +276,24 @@ fn orphans_of_a_container_end_with_it() -> Result<()> {
     ensure!(ended.status == 4, "{ended:?}");
     node.finish()
 }
+
+#[test]
+#[ignore = "needs root and containerd: cargo xtask test"]
+fn containers_of_one_pod_share_a_shim() -> Result<()> {
+    let node = Node::plain()?;
+    let member = |id: &str, kind: &str| {
+        node.container(id)
+            .annotation("io.kubernetes.cri.container-type", kind)
+            .annotation("io.kubernetes.cri.sandbox-id", "pod")
+            .args(&["/bin/sleep", "1000"])
+    };
+    let pause = member("pod", "sandbox").start()?;
+    let (one, two) = (member("one", "container").start()?, member("two", "container").start()?);
+    let shims = [pause.shim()?, one.shim()?, two.shim()?];
+    ensure!(shims[0] == shims[1] && shims[0] == shims[2], "shims {shims:?}");
+    one.stop()?;
+    ensure!(two.exec(&["/bin/true"])?.success().is_ok(), "the other container still works");
+    two.stop()?;
+    pause.stop()?;
+    node.finish()
+}

@@ -191,3 +191,19 @@ fn a_gpu_by_a_hook_of_the_toolkit_is_refused_with_the_way_by_cdi() -> Result<()>
     node.container("a").edit("/hooks", cli).run()?.refused(&["hook", "CDI"])?;
     node.finish()
 }
+
+#[test]
+#[ignore = "needs root and containerd: cargo xtask test"]
+fn eight_containers_that_start_at_once_each_get_their_slice() -> Result<()> {
+    let node = Node::start()?;
+    let mut starting = Vec::new();
+    for i in 1..=8_u64 {
+        let container = node.container(&format!("c{i}")).gpu(0)?.quota(&format!("{i}Gi")).tenant(&["info"]);
+        starting.push((i, container.background(&["--rm"])?));
+    }
+    for (i, one) in starting {
+        let ended = one.ended()?.success()?;
+        ensure!(total(&ended)? == i * GIB, "container {i}: {}", ended.stdout);
+    }
+    node.finish()
+}

@@ -1,4 +1,5 @@
 //! The containerd shim of gpuslice, for the kernel's own devices.
+#![forbid(unsafe_code)]
 
 use std::process::ExitCode;
 

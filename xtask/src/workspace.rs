@@ -56,7 +56,16 @@ pub(crate) struct Scratch {
 
 impl Scratch {
     /// Makes the directory; `sweeper` is the harness program that can clear it.
+    ///
+    /// Directories of runs that were killed before they could clear up are cleared first.
     pub(crate) fn new(sweeper: &Path) -> Result<Self> {
+        for entry in std::fs::read_dir("/tmp").context("list /tmp")?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let owner = name.strip_prefix("gpuslice-").and_then(|rest| rest.parse::<u32>().ok());
+            if owner.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+                drop(Scratch { path: entry.path(), sweeper: sweeper.to_path_buf() });
+            }
+        }
         let path = PathBuf::from(format!("/tmp/gpuslice-{}", std::process::id()));
         std::fs::create_dir(&path).with_context(|| format!("make the directory {}", path.display()))?;
         Ok(Scratch { path, sweeper: sweeper.to_path_buf() })

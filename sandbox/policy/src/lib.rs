@@ -4,6 +4,7 @@
 //! a driver branch, and the decision for each command. Trusts: nothing at run time; it is data and look-ups.
 //! Promises: no wildcard rows. What has no row is refused; a row names every pointer, file number and handle
 //! of its command; a class of memory without an accounting rule doesn't compile. Failure: [`UnknownDriver`].
+#![forbid(unsafe_code)]
 
 mod branch;
 pub mod row;

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn nonces_differ() {
+    fn two_nonces_are_never_the_same() {
         let (one, two) = (nonce().unwrap(), nonce().unwrap());
         assert!(one != two && one.len() == 32);
     }
