@@ -49,7 +49,7 @@ pub fn run(json: bool, emulated: bool) -> Result<bool> {
     let kind = if real { "real" } else { "emulated" };
     let text = format!(
         "containerd {} and a scheduler run in {}, GPU: {kind}",
-        node.daemon_major(),
+        node.daemon_version(),
         node.directory().display()
     );
     stage.show("node", true, &text, json!({"containerd": node.daemon_version(), "gpu": kind}));
