@@ -135,8 +135,8 @@ impl Tracee {
         let result = unsafe { libc::waitid(libc::P_PID, id, seen.as_mut_ptr(), options) };
         // SAFETY: assume_init needs a valid value: it was zeroed, and the kernel wrote integers over it.
         let seen = unsafe { seen.assume_init() };
-        // SAFETY: si_pid needs a siginfo of a kind that has the field: waitid's has; zero where nothing ended.
-        let ended = unsafe { seen.si_pid() } == self.tid;
+        // A stop of a traced thread is reported too, though it wasn't asked for; nothing at all has code 0.
+        let ended = matches!(seen.si_code, libc::CLD_EXITED | libc::CLD_KILLED | libc::CLD_DUMPED);
         if ended || result < 0 { Err(error(libc::ESRCH)) } else { Ok(()) }
     }
 
