@@ -22,6 +22,7 @@ use crate::bytes::{get_file, get32, put_file, put32};
 use crate::driver::{Done, Driver, Node};
 use crate::exports::Exports;
 use crate::ledger::{Account, UvmCharges};
+use crate::mapped::Mapped;
 use crate::objects::{Name, Objects};
 use crate::own_client::{Card, OwnClient};
 use crate::refusals::Refusals;
@@ -160,6 +161,7 @@ pub struct Sandbox<D: Driver> {
     pub(crate) objects: Objects,
     pub(crate) uvm_files: UvmFiles,
     pub(crate) exports: Exports,
+    pub(crate) mapped: Mapped,
     pub(crate) refusals: Refusals,
 }
 
@@ -187,6 +189,7 @@ impl<D: Driver> Sandbox<D> {
             objects: Objects::default(),
             uvm_files: UvmFiles::default(),
             exports: Exports::default(),
+            mapped: Mapped::default(),
             refusals: Refusals::new(settings.container.to_string()),
         })
     }
@@ -241,6 +244,7 @@ impl<D: Driver> Sandbox<D> {
     pub fn process_ended(&self, tgid: u32) {
         self.end_uvm_files(tgid);
         self.end_exports(tgid);
+        self.end_mapped(tgid);
         self.sweep();
     }
 

@@ -11,6 +11,7 @@ mod exports;
 mod frontend;
 mod ledger;
 mod lifecycle;
+mod mapped;
 mod objects;
 mod own_client;
 mod refusals;

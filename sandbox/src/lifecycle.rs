@@ -117,9 +117,16 @@ impl<D: Driver> Sandbox<D> {
     /// `RM_MAP_MEMORY`: leaves a mapping context in a file of the tenant's, which maps it natively.
     pub(crate) fn map_memory(&self, call: &Call<'_>, row: &Escape, bytes: &mut Vec<u8>) -> Result<i32, Stop> {
         self.check_mapped(bytes)?;
+        let name = Name { client: get32(bytes, 0)?, handle: get32(bytes, 8)? };
         let field = FileField { at: 48, kind: FileKind::Frontend, optional: true };
         let files = self.translate(call, &[field], bytes)?;
-        let done = self.forward_flat(call, row, bytes);
+        let pins = self.objects.pin(&[name]).map_err(|_gone| Stop::Status(status::OBJECT_NOT_FOUND))?;
+        let held = pins.ids().first().map(|id| self.hold_mapped(name, *id, call.caller.tgid()));
+        let done = match held.transpose() {
+            Ok(_) => self.forward_flat(call, row, bytes).map_err(Stop::from),
+            Err(stop) => Err(stop),
+        };
+        drop(pins);
         Self::restore(&files, bytes)?;
         Ok(self.deliver(call, done?, &files)?)
     }

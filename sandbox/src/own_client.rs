@@ -1,10 +1,12 @@
 //! Our own client of the driver: which GPUs were granted, and which of the tenant's clients still live.
 //!
 //! Owns: one root client with a device and a subdevice per granted GPU, on files that the sandbox was passed.
-//! Trusts: the driver. Promises: never acts on a tenant's object except to ask whether its client lives.
+//! Trusts: the driver. Promises: never acts on a tenant's object except to ask whether its client lives and to
+//! keep memory that the tenant maps.
 //! Failure: [`StartError`] at start; later an unanswered question counts as "lives".
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use gpuslice_policy::status;
 use gpuslice_proto::SandboxSettings;
@@ -13,6 +15,7 @@ use gpuslice_sys::Arg;
 use crate::bytes::{get32, put32};
 use crate::dispatch::{OwnFiles, StartError};
 use crate::driver::{Driver, Node};
+use crate::objects::Name;
 
 /// A granted GPU.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +37,8 @@ pub(crate) struct OwnClient {
     handle: u32,
     subdevice: u32,
     cards: Vec<Card>,
+    /// Handle of the next duplicate.
+    next: AtomicU32,
 }
 
 /// A command of the front end as the sandbox issues it.
@@ -44,6 +49,7 @@ pub(crate) const fn escape_command(nr: u8, size: u32) -> u32 {
 pub(crate) const NR_CONTROL: u8 = 0x2a;
 pub(crate) const NR_ALLOC: u8 = 0x2b;
 pub(crate) const NR_FREE: u8 = 0x29;
+pub(crate) const NR_DUP: u8 = 0x34;
 pub(crate) const NR_CARD_INFO: u8 = 0xc8;
 /// Bytes of one card in the driver's list, and how many cards we ask for.
 pub(crate) const CARD_BYTES: u32 = 72;
@@ -59,6 +65,7 @@ const GROUP_UNIQUE_ID_INFO: u32 = 0x2080_1123;
 const GROUP_UNIQUE_ID_INFO_BYTES: usize = 1552;
 /// Handles of ours; the driver keeps them apart from every other client's.
 const FIRST_HANDLE: u32 = 0x6770_0000;
+const FIRST_DUPLICATE: u32 = 0x6771_0000;
 
 fn failed(step: &'static str, cause: impl ToString) -> StartError {
     StartError::Driver { step, cause: cause.to_string() }
@@ -66,6 +73,11 @@ fn failed(step: &'static str, cause: impl ToString) -> StartError {
 
 fn zeros(length: u32) -> Vec<u8> {
     vec![0; crate::bytes::index(length)]
+}
+
+/// Handle of the device of granted card `index`; the subdevice's follows it.
+fn device_handle(index: usize) -> u32 {
+    FIRST_HANDLE | u32::try_from(index).unwrap_or(0).saturating_mul(2)
 }
 
 impl OwnClient {
@@ -84,6 +96,7 @@ impl OwnClient {
             handle: 0,
             subdevice: 0,
             cards: Vec::new(),
+            next: AtomicU32::new(FIRST_DUPLICATE),
         };
         let known = own.card_list(driver)?;
         own.handle = own.alloc(driver, "the root client", 0, 0, ROOT_CLIENT, Vec::new())?;
@@ -138,8 +151,7 @@ impl OwnClient {
         if let Some(card) = self.cards.get_mut(index) {
             card.instance = instance;
         }
-        let offset = u32::try_from(index).unwrap_or(0).saturating_mul(2);
-        let device = FIRST_HANDLE | offset;
+        let device = device_handle(index);
         let mut params = zeros(56);
         put32(&mut params, 0, instance).map_err(|e| failed(step, e))?;
         self.alloc(driver, step, self.handle, device, DEVICE, params)?;
@@ -221,6 +233,33 @@ impl OwnClient {
             self.ask(driver, self.subdevice, GROUP_UNIQUE_ID_INFO, &mut params),
             Ok(status::INVALID_OBJECT_HANDLE)
         )
+    }
+
+    /// Another handle, of ours, of the memory `name`, under the device of card `gpu`. `None`: the driver refused.
+    pub(crate) fn duplicate<D: Driver>(&self, driver: &D, gpu: usize, name: Name) -> Option<u32> {
+        let device = device_handle(gpu);
+        let handle = self.next.fetch_add(1, Ordering::Relaxed);
+        let mut bytes = zeros(28);
+        let fields = [(0, self.handle), (4, device), (8, handle), (12, name.client), (16, name.handle)];
+        for (at, value) in fields {
+            put32(&mut bytes, at, value).ok()?;
+        }
+        let mut arg = Arg::flat(bytes);
+        driver.ioctl(self.control.as_fd(), Node::Control, escape_command(NR_DUP, 28), &mut arg).ok()?;
+        (get32(&arg.bytes, 24) == Ok(status::OK)).then_some(handle)
+    }
+
+    /// Frees a handle of ours.
+    pub(crate) fn free<D: Driver>(&self, driver: &D, handle: u32) -> bool {
+        let mut bytes = zeros(16);
+        for (at, value) in [(0, self.handle), (8, handle)] {
+            if put32(&mut bytes, at, value).is_err() {
+                return false;
+            }
+        }
+        let mut arg = Arg::flat(bytes);
+        let done = driver.ioctl(self.control.as_fd(), Node::Control, escape_command(NR_FREE, 16), &mut arg);
+        done.is_ok() && get32(&arg.bytes, 12) == Ok(status::OK)
     }
 
     /// The granted GPUs, in the order of the settings.

@@ -224,6 +224,17 @@ impl<'a> Tenant<'a> {
         get32(&bytes, 24).unwrap()
     }
 
+    /// Maps memory into the process. The status.
+    pub(crate) fn map(&self, handle: u32) -> u32 {
+        let mut bytes = vec![0; 56];
+        for (at, value) in [(0, self.client), (4, 1), (8, handle), (48, u32::MAX)] {
+            put32(&mut bytes, at, value).unwrap();
+        }
+        let (outcome, bytes) = self.call(0x4e, &bytes);
+        assert_eq!(outcome, Outcome::Return(0));
+        get32(&bytes, 40).unwrap()
+    }
+
     pub(crate) fn uvm_initialize(&self) {
         let (outcome, _) = self.uvm(0x3000_0001, &[0; 16]);
         assert_eq!(outcome, Outcome::Return(0));

@@ -186,3 +186,37 @@ fn only_files_that_this_container_exported_to_are_imported_from() {
     tenant.free(30);
     assert_eq!((tenant.used(), sandbox.driver().in_use(0)), (2 * MIB, 2 * MIB), "the file keeps it");
 }
+
+#[test]
+fn video_memory_that_a_process_mapped_stays_until_that_process_ends() {
+    let sandbox = sandbox(64 * MIB);
+    let mut tenant = Tenant::new(&sandbox);
+    tenant.memory(1, 10, 2 * MIB);
+    let both = (2 * MIB, 2 * MIB);
+    let first = tenant.caller.process;
+    assert_eq!((tenant.map(10), tenant.map(10)), (0, 0));
+    tenant.caller.process = first + 1;
+    assert_eq!(tenant.map(10), 0);
+    assert_eq!((tenant.used(), sandbox.driver().in_use(0)), both);
+    tenant.free(10);
+    assert_eq!((tenant.used(), sandbox.driver().in_use(0)), both);
+    sandbox.driver().drop_client(tenant.client);
+    sandbox.process_ended(first);
+    assert_eq!((tenant.used(), sandbox.driver().in_use(0)), both, "the second process may still reach it");
+    sandbox.process_ended(first + 1);
+    assert_eq!((tenant.used(), sandbox.driver().in_use(0)), (0, 0));
+}
+
+#[test]
+fn only_video_memory_is_held_for_its_mapping() {
+    let sandbox = sandbox(64 * MIB);
+    let tenant = Tenant::new(&sandbox);
+    let mut params = vec![0; 128];
+    put64(&mut params, 64, 4096).unwrap();
+    tenant.alloc(1, 10, 0x3e, &params);
+    tenant.alloc(2, 11, 0xc661, &[0, 0]);
+    sandbox.driver().calls();
+    assert_eq!((tenant.map(10), tenant.map(11)), (0, 0));
+    let calls: Vec<u32> = sandbox.driver().calls().iter().map(|(cmd, _)| cmd & 0xff).collect();
+    assert_eq!(calls, [0x4e, 0x4e]);
+}

@@ -12,6 +12,7 @@ enum Step {
     Channel { client: usize, handle: u32, userd: u32 },
     Map { client: usize, base: u64, handle: u32 },
     Unmap { base: u64 },
+    Look { client: usize, handle: u32 },
     Free { client: usize, handle: u32 },
     FreeClient { client: usize },
     Close { client: usize },
@@ -32,6 +33,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             .prop_map(|(client, handle, userd)| Step::Channel { client, handle, userd }),
         2 => (client(), base(), handle()).prop_map(|(client, base, handle)| Step::Map { client, base, handle }),
         1 => base().prop_map(|base| Step::Unmap { base }),
+        1 => (client(), handle()).prop_map(|(client, handle)| Step::Look { client, handle }),
         4 => (client(), prop_oneof![9 => handle(), 1 => Just(1u32), 1 => Just(2)])
             .prop_map(|(client, handle)| Step::Free { client, handle }),
         1 => client().prop_map(|client| Step::FreeClient { client }),
@@ -77,6 +79,10 @@ fn perform(tenant: &mut Tenant<'_>, clients: &mut [u32], step: Step) {
         }
         Step::Unmap { base } => {
             tenant.uvm_free(base);
+        }
+        Step::Look { client, handle } => {
+            tenant.client = clients[client];
+            tenant.map(handle);
         }
         Step::Free { client, handle } => {
             tenant.client = clients[client];
