@@ -183,6 +183,18 @@ fn a_terminal_is_a_terminal() -> Result<()> {
 
 #[test]
 #[ignore = "needs root and containerd: cargo xtask test"]
+fn an_exec_can_have_a_terminal() -> Result<()> {
+    let node = Node::plain()?;
+    let running = node.container("a").args(&["/bin/sleep", "1000"]).start()?;
+    let line = ["/bin/sh", "-c", "tty; test -t 1 && echo is-terminal"];
+    let shown = run::on_terminal(&running.exec_with(&["--tty"], &line))?;
+    ensure!(shown.contains("/dev/pts/0") && shown.contains("is-terminal"), "{shown:?}");
+    running.stop()?;
+    node.finish()
+}
+
+#[test]
+#[ignore = "needs root and containerd: cargo xtask test"]
 fn many_containers_run_side_by_side() -> Result<()> {
     let node = Node::plain()?;
     let mut running = Vec::new();

@@ -36,6 +36,8 @@ ways! {
     several_contexts_live_in_one_process: ["contexts", "3"];
     memory_of_the_tenant_can_be_pinned: ["pinned", "4M"];
     more_memory_than_the_sandbox_may_have_can_be_pinned: ["pinned", "400M"];
+    untouched_shared_memory_can_be_pinned: ["pinned-shared", "64K"];
+    more_untouched_shared_memory_than_the_sandbox_may_have_can_be_pinned: ["pinned-shared", "400M"];
     managed_memory_works: ["managed", "64M"];
     memory_is_shared_between_two_processes: ["ipc", "16M"];
     memory_is_shared_between_two_clients: ["dup", "16M"];

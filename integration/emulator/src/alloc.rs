@@ -424,7 +424,8 @@ fn legacy(call: &mut Call<'_>, block: &mut Bytes, names: Names) -> Result<u32, S
             let pid = call.caller.pid;
             let first = address & !(HOST_PAGE - 1);
             let end = address.checked_add(size).ok_or(Status::INVALID_ARGUMENT)?;
-            if !call.caller.mapped(first, end.wrapping_sub(first)) {
+            let length = end.wrapping_sub(first);
+            if !call.caller.mapped(first, length) || call.caller.populate(first, length).is_err() {
                 return Err(Status::INVALID_ADDRESS);
             }
             let memory = call.state.store.allocate(Place::Pinned { pid, address }, size, pid)?;

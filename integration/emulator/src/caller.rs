@@ -24,6 +24,9 @@ pub struct Caller {
     process: OwnedFd,
 }
 
+const PAGE: u64 = 4096;
+/// Most ranges that one copy takes (UIO_MAXIOV).
+const PAGES_AT_ONCE: usize = 1024;
 const CAP_SYS_ADMIN: u32 = 21;
 const CAP_SYS_NICE: u32 = 23;
 
@@ -67,6 +70,30 @@ impl Caller {
         let remote = [RemoteIoVec { base, len: bytes.len() }];
         let put = process_vm_writev(self.id(), &[IoSlice::new(bytes)], &remote);
         if put == Ok(bytes.len()) { Ok(()) } else { Err(Fault) }
+    }
+
+    /// Has every page of the range exist in the caller, as pinning does: pages that nobody touched yet come into
+    /// being here and are charged to the caller.
+    ///
+    /// # Errors
+    /// A page is not readable.
+    pub fn populate(&self, address: u64, length: u64) -> Result<(), Fault> {
+        let base = |at| usize::try_from(at).map_err(|_| Fault);
+        let end = address.checked_add(length).ok_or(Fault)?;
+        let mut at = address & !(PAGE - 1);
+        let mut bytes = [0; PAGES_AT_ONCE];
+        while at < end {
+            let mut remote = Vec::with_capacity(PAGES_AT_ONCE);
+            while at < end && remote.len() < PAGES_AT_ONCE {
+                remote.push(RemoteIoVec { base: base(at)?, len: 1 });
+                at = at.checked_add(PAGE).ok_or(Fault)?;
+            }
+            let local = bytes.get_mut(..remote.len()).ok_or(Fault)?;
+            if process_vm_readv(self.id(), &mut [IoSliceMut::new(local)], &remote) != Ok(remote.len()) {
+                return Err(Fault);
+            }
+        }
+        Ok(())
     }
 
     /// A copy of the caller's open file `n`.

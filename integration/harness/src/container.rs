@@ -253,17 +253,7 @@ impl<'n> Container<'n> {
     /// # Errors
     /// When it can't be started or doesn't end in time.
     pub fn on_terminal(&self) -> Result<String> {
-        // `script` gives ctr the terminal that it insists on.
-        let ctr = self.attached()?;
-        let mut line = shell_word(ctr.get_program());
-        for arg in ctr.get_args() {
-            line.push(' ');
-            line.push_str(&shell_word(arg));
-        }
-        let mut command = Command::new(crate::programs::system("script")?);
-        command.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
-        let output = run::output(&mut command)?;
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+        run::on_terminal(&self.attached()?)
     }
 
     /// Starts it without waiting.
@@ -291,8 +281,4 @@ impl<'n> Container<'n> {
             kept: !flags.contains(&"--rm"),
         })
     }
-}
-
-fn shell_word(word: &std::ffi::OsStr) -> String {
-    format!("'{}'", word.to_string_lossy().replace('\'', "'\\''"))
 }

@@ -26,6 +26,22 @@ pub fn output(command: &mut Command) -> Result<Output> {
     finish(child, &name)
 }
 
+/// Runs `command` to its end on a terminal of its own; what the terminal showed. Its environment is not kept.
+///
+/// # Errors
+/// When it can't be started or doesn't end in time.
+pub fn on_terminal(command: &Command) -> Result<String> {
+    let mut line = shell_word(command.get_program());
+    for arg in command.get_args() {
+        line.push(' ');
+        line.push_str(&shell_word(arg));
+    }
+    // `script` gives it the terminal that ctr insists on.
+    let mut script = Command::new(crate::programs::system("script")?);
+    script.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    Ok(String::from_utf8_lossy(&output(&mut script)?.stdout).into_owned())
+}
+
 /// What is left to read of `child`, once it has ended.
 ///
 /// # Errors
@@ -66,4 +82,8 @@ fn reader(mut pipe: impl Read + Send + 'static) -> std::thread::JoinHandle<Vec<u
         }
         bytes
     })
+}
+
+fn shell_word(word: &std::ffi::OsStr) -> String {
+    format!("'{}'", word.to_string_lossy().replace('\'', "'\\''"))
 }

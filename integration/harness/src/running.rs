@@ -121,11 +121,16 @@ impl Running<'_> {
 
     /// `ctr tasks exec`, not yet started.
     pub fn exec_command(&self, args: &[&str]) -> Command {
+        self.exec_with(&[], args)
+    }
+
+    /// `ctr tasks exec` with flags of its own, not yet started.
+    pub fn exec_with(&self, flags: &[&str], args: &[&str]) -> Command {
         use std::sync::atomic::{AtomicU32, Ordering};
         static EXECS: AtomicU32 = AtomicU32::new(1);
         let exec = format!("x{}", EXECS.fetch_add(1, Ordering::Relaxed));
         let mut command = self.node.ctr();
-        command.args(["tasks", "exec", "--exec-id", &exec, &self.id]).args(args);
+        command.args(["tasks", "exec", "--exec-id", &exec]).args(flags).arg(&self.id).args(args);
         command
     }
 

@@ -28,6 +28,7 @@ const USAGE: &str = "gpuslice-tenant COMMAND
   context [run]            device, address space, channel group, channel, USERD mapping, doorbell
   contexts N               N contexts in one process
   pinned SIZE [HOLD_MS]    registers its own memory with the card
+  pinned-shared SIZE       the same of shared memory that it never touched
   managed SIZE [HOLD_MS]   managed memory by mmap of nvidia-uvm
   map SIZE                 maps card memory, writes, reads, unmaps, frees
   stale SIZE               frees mapped card memory and keeps the mapping
@@ -54,6 +55,7 @@ fn main() -> ExitCode {
         ["contexts", count] => context::many(count),
         ["pinned", size] => memory::pinned(size, "0"),
         ["pinned", size, hold] => memory::pinned(size, hold),
+        ["pinned-shared", size] => memory::pinned_shared(size),
         ["managed", size] => memory::managed(size, "0"),
         ["managed", size, hold] => memory::managed(size, hold),
         ["ipc", size] => share::ipc(size),

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 
@@ -37,15 +37,24 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
+    /// Maps `length` bytes of nothing, shared with children.
+    pub(crate) fn shared(length: u64) -> Result<Self, Trouble> {
+        Self::of_kind(libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, length, 0, 0)
+    }
+
     /// Maps `length` bytes of a file, or of nothing.
     pub(crate) fn new(file: Option<&impl AsFd>, length: u64, at: u64, offset: i64) -> Result<Self, Trouble> {
-        let length = usize::try_from(length).map_err(|_| Trouble::Machine("too long".to_owned()))?;
         let kind = match (file.is_some(), at) {
             (true, 0) => libc::MAP_SHARED,
             (true, _) => libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE,
             (false, _) => libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
         };
         let number = file.map_or(-1, |file| file.as_fd().as_raw_fd());
+        Self::of_kind(kind, number, length, at, offset)
+    }
+
+    fn of_kind(kind: i32, number: i32, length: u64, at: u64, offset: i64) -> Result<Self, Trouble> {
+        let length = usize::try_from(length).map_err(|_| Trouble::Machine("too long".to_owned()))?;
         let wanted = std::ptr::with_exposed_provenance_mut(usize::try_from(at).unwrap_or(0));
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: mmap without MAP_FIXED replaces no mapping of this process (FIXED_NOREPLACE fails instead);
@@ -224,12 +233,8 @@ pub(crate) fn stale(text: &str) -> Result<Outcome, Trouble> {
     Ok(Outcome::Done)
 }
 
-/// `pinned`: registers anonymous memory, checks that it keeps its contents, goes on writing.
-pub(crate) fn pinned(text: &str, hold: &str) -> Result<Outcome, Trouble> {
-    let (wanted, hold) = (size(text)?, number(hold)?);
-    let mut client = Client::new()?;
-    let mapping = Mapping::new(None::<&std::os::fd::OwnedFd>, wanted, 0, 0)?;
-    mapping.fill(0xb000_0000);
+/// Registers memory of this process.
+fn pin(client: &mut Client, mapping: &Mapping) -> Result<u32, Trouble> {
     let handle = client.fresh();
     let mut block = Block::zeroed(56);
     block.set_u32(0, client.handle);
@@ -238,9 +243,19 @@ pub(crate) fn pinned(text: &str, hold: &str) -> Result<Outcome, Trouble> {
     block.set_u32(12, 0x71);
     block.set_u32(16, 0x4000_1010);
     block.set_u64(24, mapping.address());
-    block.set_u64(32, wanted.wrapping_sub(1));
+    block.set_u64(32, u64::try_from(mapping.length).unwrap_or(0).wrapping_sub(1));
     block.set(48, &(-1_i32).to_le_bytes());
     step("pin memory", &client.card, frontend(0x27, 56), &mut block, 40)?;
+    Ok(handle)
+}
+
+/// `pinned`: registers anonymous memory, checks that it keeps its contents, goes on writing.
+pub(crate) fn pinned(text: &str, hold: &str) -> Result<Outcome, Trouble> {
+    let (wanted, hold) = (size(text)?, number(hold)?);
+    let mut client = Client::new()?;
+    let mapping = Mapping::new(None::<&std::os::fd::OwnedFd>, wanted, 0, 0)?;
+    mapping.fill(0xb000_0000);
+    let handle = pin(&mut client, &mapping)?;
     let kept = mapping.filled(0xb000_0000);
     mapping.fill(0xc000_0000);
     report::line(&json!({
@@ -252,6 +267,28 @@ pub(crate) fn pinned(text: &str, hold: &str) -> Result<Outcome, Trouble> {
     let after = mapping.filled(0xc000_0000);
     report::line(&json!({"ok": after == mapping.pages(), "freed": true, "kept": after}));
     Ok(if kept == mapping.pages() && after == kept { Outcome::Done } else { Outcome::Reached })
+}
+
+/// `pinned-shared`: registers shared memory whose pages don't exist yet, and registers it once more.
+pub(crate) fn pinned_shared(text: &str) -> Result<Outcome, Trouble> {
+    let wanted = size(text)?;
+    let mut client = Client::new()?;
+    let mapping = Mapping::shared(wanted)?;
+    let began = Instant::now();
+    let handle = pin(&mut client, &mapping)?;
+    let first = began.elapsed();
+    mapping.fill(0xb000_0000);
+    let began = Instant::now();
+    let again = pin(&mut client, &mapping)?;
+    let second = began.elapsed();
+    let kept = mapping.filled(0xb000_0000);
+    report::line(&json!({
+        "ok": kept == mapping.pages(), "bytes": wanted, "kept": kept, "first_us": first.as_micros(),
+        "again_us": second.as_micros(),
+    }));
+    client.free(again)?;
+    client.free(handle)?;
+    Ok(if kept == mapping.pages() { Outcome::Done } else { Outcome::Reached })
 }
 
 /// An initialised UVM file with the card registered.
