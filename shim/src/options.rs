@@ -2,13 +2,14 @@
 //!
 //! Options arrive in four ways, tried in this order: `containerd.runc.v1.Options`; `runtimeoptions.v1.Options`
 //! with a ConfigPath (a gpuslice configuration); the same with a ConfigBody (the TOML of CRI's `options` table,
-//! in runc's spelling); none. What they leave open comes from the node's configuration. An option that isn't
+//! in runc's spelling); none. Clients of containerd 1.6 also send two older messages of runc's. What they leave open comes from the node's configuration. An option that isn't
 //! known is an error that names it: an option silently dropped would run a container otherwise than asked.
 
 use std::path::{Path, PathBuf};
 
 use containerd_shim_protos::protobuf::CodedInputStream;
 use containerd_shim_protos::protobuf::Message;
+use containerd_shim_protos::protobuf::rt::WireType;
 use containerd_shim_protos::protobuf::well_known_types::any::Any;
 use containerd_shim_protos::shim::oci;
 use gpuslice_config::{Config, LoadError};
@@ -27,6 +28,8 @@ pub(crate) enum OptionsError {
         "runtime options of type {kind} are not known: send containerd.runc.v1.Options or runtimeoptions.v1.Options"
     )]
     UnknownType { kind: String },
+    #[error("field {field} of containerd.runc.v1.Options is not known: this shim is older than the client")]
+    UnknownField { field: u32 },
     #[error("the runtime's options table in containerd's configuration")]
     Body(#[source] toml::de::Error),
     #[error("the runtime's options table in containerd's configuration is not UTF-8")]
@@ -94,6 +97,12 @@ impl Asked {
         if kind == "containerd.runc.v1.Options" {
             return Asked::from_runc(oci::Options::parse_from_bytes(&any.value).map_err(decode)?);
         }
+        if kind == "containerd.linux.runc.CreateOptions" {
+            return old_create(&any.value).map_err(decode);
+        }
+        if kind == "containerd.linux.runc.RuncOptions" {
+            return old_runtime(&any.value).map_err(decode);
+        }
         if kind.ends_with("runtimeoptions.v1.Options") {
             let generic = generic(&any.value).map_err(decode)?;
             if !generic.config_path.is_empty() {
@@ -106,6 +115,12 @@ impl Asked {
     }
 
     fn from_runc(options: oci::Options) -> Result<Asked, OptionsError> {
+        // 8 was the path of criu, which only checkpoints need.
+        if let Some((field, _)) =
+            options.special_fields.unknown_fields().iter().find(|(field, _)| *field != 8)
+        {
+            return Err(OptionsError::UnknownField { field });
+        }
         if !options.task_api_address.is_empty() {
             return Err(OptionsError::Unsupported { name: "task_api_address" });
         }
@@ -155,27 +170,74 @@ impl Asked {
     }
 }
 
-/// Decodes `runtimeoptions.v1.Options`, which the protos crate doesn't have: type_url 1, config_path 2,
-/// config_body 3.
-fn generic(bytes: &[u8]) -> Result<Generic, containerd_shim_protos::protobuf::Error> {
+/// A field of a message that the protos crate doesn't have.
+enum Field {
+    Number(u64),
+    Bytes(Vec<u8>),
+}
+
+/// The fields of a message, by number.
+fn fields(bytes: &[u8]) -> Result<Vec<(u32, Field)>, containerd_shim_protos::protobuf::Error> {
     let mut stream = CodedInputStream::from_bytes(bytes);
-    let mut options = Generic::default();
+    let mut fields = Vec::new();
     while let Some(tag) = stream.read_raw_tag_or_eof()? {
-        match tag {
-            18 => options.config_path = stream.read_string()?,
-            26 => options.config_body = stream.read_bytes()?,
-            10 => drop(stream.read_string()?),
-            other => {
-                let wire = other & 7;
-                let kind = containerd_shim_protos::protobuf::rt::WireType::new(wire);
-                match kind {
-                    Some(kind) => stream.skip_field(kind)?,
-                    None => return Ok(options),
-                }
-            }
+        let number = tag >> 3;
+        match WireType::new(tag & 7) {
+            Some(WireType::Varint) => fields.push((number, Field::Number(stream.read_raw_varint64()?))),
+            Some(WireType::LengthDelimited) => fields.push((number, Field::Bytes(stream.read_bytes()?))),
+            Some(other) => stream.skip_field(other)?,
+            None => break,
+        }
+    }
+    Ok(fields)
+}
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Decodes `runtimeoptions.v1.Options`: type_url 1, config_path 2, config_body 3.
+fn generic(bytes: &[u8]) -> Result<Generic, containerd_shim_protos::protobuf::Error> {
+    let mut options = Generic::default();
+    for (number, field) in fields(bytes)? {
+        match (number, field) {
+            (2, Field::Bytes(path)) => options.config_path = text(path),
+            (3, Field::Bytes(body)) => options.config_body = body,
+            _ => {}
         }
     }
     Ok(options)
+}
+
+/// Decodes `containerd.linux.runc.CreateOptions`, which clients of 1.6 still send to runtimes that aren't runc's,
+/// with user namespaces for one. Its fields 2 to 7 are for checkpoints.
+fn old_create(bytes: &[u8]) -> Result<Asked, containerd_shim_protos::protobuf::Error> {
+    let mut asked = Asked::default();
+    for (number, field) in fields(bytes)? {
+        match (number, field) {
+            (1, Field::Number(value)) => asked.no_pivot_root = value != 0,
+            (8, Field::Number(value)) => asked.no_new_keyring = value != 0,
+            (9, Field::Bytes(path)) => asked.shim_cgroup = text(path),
+            (10, Field::Number(value)) => asked.io_uid = u32::try_from(value).unwrap_or(0),
+            (11, Field::Number(value)) => asked.io_gid = u32::try_from(value).unwrap_or(0),
+            _ => {}
+        }
+    }
+    Ok(asked)
+}
+
+/// Decodes `containerd.linux.runc.RuncOptions`: runtime 1, runtime_root 2, systemd_cgroup 4.
+fn old_runtime(bytes: &[u8]) -> Result<Asked, containerd_shim_protos::protobuf::Error> {
+    let mut asked = Asked::default();
+    for (number, field) in fields(bytes)? {
+        match (number, field) {
+            (1, Field::Bytes(name)) => asked.binary_name = text(name),
+            (2, Field::Bytes(root)) => asked.root = text(root),
+            (4, Field::Number(value)) => asked.systemd_cgroup = value != 0,
+            _ => {}
+        }
+    }
+    Ok(asked)
 }
 
 #[cfg(test)]
@@ -217,6 +279,29 @@ mod tests {
     fn a_type_url_with_a_host_is_the_same_type() {
         let options = any("type.googleapis.com/containerd.runc.v1.Options", Vec::new());
         assert_eq!(Asked::from_any(Some(&options)).unwrap(), Asked::default());
+    }
+
+    #[test]
+    fn the_older_messages_of_runc_are_understood() {
+        let mut value = vec![8, 1, 64, 1, 80, 0xa0, 0x8d, 6];
+        value.extend(field(9, "/shims"));
+        let asked = Asked::from_any(Some(&any("containerd.linux.runc.CreateOptions", value))).unwrap();
+        assert_eq!(asked.shim_cgroup, "/shims");
+        let options = asked.complete(&Config::default());
+        assert!(options.no_pivot_root && options.no_new_keyring);
+        assert_eq!((options.io_uid, options.io_gid), (100_000, 0));
+        let mut value = field(1, "crun");
+        value.extend([32, 1]);
+        let asked = Asked::from_any(Some(&any("containerd.linux.runc.RuncOptions", value))).unwrap();
+        let options = asked.complete(&Config::default());
+        assert_eq!((options.binary_name.as_str(), options.systemd_cgroup), ("crun", Some(true)));
+    }
+
+    #[test]
+    fn a_field_of_runc_options_that_is_not_known_is_refused() {
+        let value = vec![0xa8, 1, 1];
+        let error = Asked::from_any(Some(&any("containerd.runc.v1.Options", value))).unwrap_err();
+        assert!(matches!(error, OptionsError::UnknownField { field: 21 }));
     }
 
     #[test]

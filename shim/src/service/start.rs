@@ -87,7 +87,7 @@ fn read_call(flags: &Flags) -> Result<Call, ServiceError> {
             .extensions
             .into_iter()
             .filter_map(|extension| extension.value.into_option())
-            .find(|any| any.type_url.ends_with(".Options"));
+            .find(|any| any.type_url.ends_with("Options"));
         let daemon = params.containerd_grpc_address;
         return Ok(Call { bootstrap: true, daemon, events: params.containerd_ttrpc_address, options });
     }
