@@ -252,10 +252,9 @@ impl<D: Driver> Sandbox<D> {
     pub fn sweep(&self) {
         let clients = self.objects.lock().clients();
         for client in clients {
-            // Kept from everybody meanwhile: a new client of the same number can't be taken for the old one.
-            let Some(freeing) = self.objects.begin_free(Name { client, handle: client }) else { continue };
+            let Some(asking) = self.objects.ask(client) else { continue };
             if !self.own.lives(&self.driver, client) {
-                drop(freeing.finish());
+                drop(asking.gone());
             }
         }
     }

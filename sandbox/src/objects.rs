@@ -12,6 +12,7 @@ mod graph;
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use graph::Pinned;
 pub(crate) use graph::{Freed, Graph, Id, Kind, MemoryId, New};
 
 /// A handle in a client: what the driver's tables are keyed by.
@@ -47,10 +48,26 @@ impl Objects {
         let mut graph = self.lock();
         loop {
             match graph.try_pin(names)? {
-                Some(ids) => return Ok(Pins { objects: self, ids }),
+                Some(pinned) => return Ok(Pins { objects: self, pinned }),
                 None => graph = self.changed.wait(graph).unwrap_or_else(PoisonError::into_inner),
             }
         }
+    }
+
+    /// Holds back calls that change a client until it is known whether it lives: nothing can be entered under a
+    /// dead one, nor a new one of the same number be taken for it. `None`: there is none, or it is being freed.
+    pub(crate) fn ask(&self, client: u32) -> Option<Asking<'_>> {
+        let mut graph = self.lock();
+        let id = graph.find(Name { client, handle: client })?;
+        if graph.is_freeing(id) {
+            return None;
+        }
+        graph.set_freeing(id, true);
+        // Every pin counts at its client too.
+        while graph.is_pinned(id) {
+            graph = self.changed.wait(graph).unwrap_or_else(PoisonError::into_inner);
+        }
+        Some(Asking { objects: self, client: id })
     }
 
     /// Begins to free `name`, with all that goes with it: waits until nobody uses any of it, and keeps others
@@ -74,22 +91,42 @@ impl Objects {
     }
 }
 
+/// A client that is asked about.
+pub(crate) struct Asking<'a> {
+    objects: &'a Objects,
+    client: Id,
+}
+
+impl Asking<'_> {
+    /// It is gone, with all its objects.
+    pub(crate) fn gone(self) -> Freed {
+        self.objects.lock().remove(self.client)
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.objects.lock().set_freeing(self.client, false);
+        self.objects.changed.notify_all();
+    }
+}
+
 /// Objects in use by a call.
 pub(crate) struct Pins<'a> {
     objects: &'a Objects,
-    ids: Vec<Id>,
+    pinned: Pinned,
 }
 
 impl Pins<'_> {
     /// The pinned objects, in the order asked for.
     pub(crate) fn ids(&self) -> &[Id] {
-        &self.ids
+        &self.pinned.ids
     }
 }
 
 impl Drop for Pins<'_> {
     fn drop(&mut self) {
-        self.objects.lock().unpin(&self.ids);
+        self.objects.lock().unpin(&self.pinned);
         self.objects.changed.notify_all();
     }
 }

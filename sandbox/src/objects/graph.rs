@@ -63,6 +63,13 @@ impl Freed {
     }
 }
 
+/// What a call pinned: objects, and the client of each.
+#[derive(Debug, Default)]
+pub(super) struct Pinned {
+    pub(super) ids: Vec<Id>,
+    clients: Vec<Id>,
+}
+
 /// A new object.
 #[derive(Debug)]
 pub(crate) struct New {
@@ -403,29 +410,41 @@ impl Graph {
         freed
     }
 
-    /// Pins all of `names`, or none: `None` while one of them is being freed.
-    pub(super) fn try_pin(&mut self, names: &[Name]) -> Result<Option<Vec<Id>>, Name> {
-        let mut ids = Vec::with_capacity(names.len());
+    /// Pins all of `names`, or none: `None` while one of them, or its client, is being freed.
+    pub(super) fn try_pin(&mut self, names: &[Name]) -> Result<Option<Pinned>, Name> {
+        let mut pinned = Pinned::default();
         for name in names {
             let id = self.find(*name).ok_or(*name)?;
-            if self.is_freeing(id) {
+            let client = self.find(Name { client: name.client, handle: name.client });
+            if self.is_freeing(id) || client.is_some_and(|client| self.is_freeing(client)) {
                 return Ok(None);
             }
-            ids.push(id);
+            pinned.ids.push(id);
+            pinned.clients.extend(client);
         }
-        for id in &ids {
+        for id in pinned.ids.iter().chain(&pinned.clients) {
             if let Some(node) = self.nodes.get_mut(id) {
                 node.pins = node.pins.saturating_add(1);
             }
         }
-        Ok(Some(ids))
+        Ok(Some(pinned))
     }
 
-    pub(super) fn unpin(&mut self, ids: &[Id]) {
-        for id in ids {
+    pub(super) fn unpin(&mut self, pinned: &Pinned) {
+        for id in pinned.ids.iter().chain(&pinned.clients) {
             if let Some(node) = self.nodes.get_mut(id) {
                 node.pins = node.pins.saturating_sub(1);
             }
+        }
+    }
+
+    pub(super) fn is_pinned(&self, id: Id) -> bool {
+        self.nodes.get(&id).is_some_and(|node| node.pins != 0)
+    }
+
+    pub(super) fn set_freeing(&mut self, id: Id, freeing: bool) {
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.freeing = freeing;
         }
     }
 

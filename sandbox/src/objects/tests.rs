@@ -94,3 +94,32 @@ fn an_object_whose_client_went_meanwhile_stays_charged_until_a_sweep() {
     drop(freed);
     assert_eq!(account.used(), 0);
 }
+
+#[test]
+fn a_question_waits_for_calls_in_the_client_and_holds_back_new_ones() {
+    let objects = Objects::default();
+    add(&objects, 1, 1, 0, None);
+    add(&objects, 1, 2, 1, None);
+    let pins = objects.pin(&[name(1, 2)]).unwrap_or_else(|_| panic!());
+    std::thread::scope(|scope| {
+        let ask = scope.spawn(|| objects.ask(1).map(|asking| drop(asking.gone())));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!ask.is_finished());
+        let late = scope.spawn(|| objects.pin(&[name(1, 2)]).map(drop));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!late.is_finished());
+        drop(pins);
+        assert!(ask.join().unwrap().is_some());
+        assert_eq!(late.join().unwrap(), Err(name(1, 2)));
+    });
+    assert_eq!(objects.lock().len(), 0);
+}
+
+#[test]
+fn a_client_that_lives_goes_on_after_the_question() {
+    let objects = Objects::default();
+    add(&objects, 1, 1, 0, None);
+    drop(objects.ask(1));
+    assert!(objects.pin(&[name(1, 1)]).is_ok());
+    assert!(objects.ask(2).is_none());
+}
