@@ -1,12 +1,14 @@
 //! What happens when a process ends: stored, then published, init last.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
 use containerd_shim_protos::events::task::{TaskExit, TaskOOM};
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 use super::{Container, Process, State};
 use crate::bundle;
@@ -18,6 +20,15 @@ use crate::report::{chain, log};
 /// How long the exit of init waits for the exits of execs, which the kernel has killed by then.
 const EXECS: Duration = Duration::from_secs(10);
 
+/// The watch for out-of-memory kills.
+struct Memory {
+    /// File with the count of kills.
+    counter: PathBuf,
+    /// Something was told.
+    told: Arc<AtomicBool>,
+    task: JoinHandle<()>,
+}
+
 impl Container {
     /// Follows init to its end; also its sandbox and its memory.
     pub(super) fn watch_init(self: Arc<Self>, child: Child) {
@@ -26,14 +37,14 @@ impl Container {
         let container = self;
         tokio::spawn(async move {
             let exit = received(child.exit).await;
-            container.init_ended(exit).await;
+            container.init_ended(exit, oom.as_ref()).await;
             if let Some(oom) = oom {
-                oom.abort();
+                oom.task.abort();
             }
         });
     }
 
-    async fn init_ended(&self, exit: Exit) {
+    async fn init_ended(&self, exit: Exit, memory: Option<&Memory>) {
         self.ending.store(true, Ordering::Relaxed);
         // Its start, if one is under way, is told first.
         let gate = self.init.gate.lock().await;
@@ -52,6 +63,9 @@ impl Container {
         };
         if tokio::time::timeout(EXECS, all_ended).await.is_err() {
             log(&self.id, "an exec outlives the container's init; its exit is told later");
+        }
+        if let Some(memory) = memory {
+            self.tell_late_kill(memory);
         }
         let pid = self.init.state().pid();
         if let Err(error) = bundle::write_exit(&self.bundle, pid, exit) {
@@ -103,7 +117,7 @@ impl Container {
     }
 
     /// Tells of out-of-memory kills.
-    fn watch_memory(self: &Arc<Self>) -> Option<tokio::task::JoinHandle<()>> {
+    fn watch_memory(self: &Arc<Self>) -> Option<Memory> {
         let watch = match OomWatch::new(self.cgroups.as_ref()?) {
             Ok(watch) => watch?,
             Err(error) => {
@@ -111,14 +125,30 @@ impl Container {
                 return None;
             }
         };
-        let (id, events) = (self.id.clone(), self.events.clone());
-        Some(tokio::spawn(async move {
+        let (counter, told) = (watch.counter().to_owned(), Arc::new(AtomicBool::new(false)));
+        let (container, telling) = (self.clone(), told.clone());
+        let task = tokio::spawn(async move {
             let mut known = OomWatch::count(watch.counter()).unwrap_or(0);
             while watch.next(known).await {
                 known = OomWatch::count(watch.counter()).unwrap_or(known).max(known);
-                events.publish(&Event::Oom(TaskOOM { container_id: id.clone(), ..TaskOOM::default() }));
+                telling.store(true, Ordering::Relaxed);
+                container.publish_oom();
             }
-        }))
+        });
+        Some(Memory { counter, told, task })
+    }
+
+    /// Init may have ended by a kill of which the kernel's word is still on its way: it is told before the exit.
+    fn tell_late_kill(&self, memory: &Memory) {
+        let killed = OomWatch::count(&memory.counter).is_some_and(|count| count > 0);
+        if killed && !memory.told.swap(true, Ordering::Relaxed) {
+            self.publish_oom();
+        }
+    }
+
+    fn publish_oom(&self) {
+        let event = TaskOOM { container_id: self.id.clone(), ..TaskOOM::default() };
+        self.events.publish(&Event::Oom(event));
     }
 }
 

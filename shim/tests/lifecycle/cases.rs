@@ -31,6 +31,15 @@ async fn add_exec(task: &TaskClient, id: &str, exec: &str, script: &str) {
     task.exec(soon(), &request).await.unwrap();
 }
 
+async fn limit(task: &TaskClient, id: &str, resources: &str) {
+    let update = UpdateTaskRequest {
+        id: id.into(),
+        resources: MessageField::some(Any { value: resources.into(), ..Any::default() }),
+        ..UpdateTaskRequest::default()
+    };
+    task.update(soon(), &update).await.unwrap();
+}
+
 async fn shut_down(daemon: &Daemon, task: &TaskClient, id: &str) {
     drop(task.shutdown(soon(), &ShutdownRequest { id: id.into(), ..Default::default() }).await);
     let sockets = daemon.path("run/s");
@@ -100,7 +109,7 @@ async fn a_containers_life_is_told_in_order_and_its_states_refuse_what_does_not_
         "/tasks/exit one 137",
         "/tasks/delete",
     ];
-    assert_eq!(daemon.events(expected.len()).await, expected);
+    assert_eq!(daemon.events("/tasks/delete").await, expected);
     shut_down(&daemon, &task, "one").await;
 }
 
@@ -110,13 +119,7 @@ async fn new_limits_hold_and_figures_show_them() {
     daemon.listen().await;
     let (task, _) = daemon.create("limits", "sleep 100").await;
     start(&task, "limits", "").await;
-    let resources = r#"{"memory":{"limit":67108864},"pids":{"limit":33}}"#;
-    let update = UpdateTaskRequest {
-        id: "limits".into(),
-        resources: MessageField::some(Any { value: resources.into(), ..Any::default() }),
-        ..UpdateTaskRequest::default()
-    };
-    task.update(soon(), &update).await.unwrap();
+    limit(&task, "limits", r#"{"memory":{"limit":67108864},"pids":{"limit":33}}"#).await;
     let stats =
         task.stats(soon(), &StatsRequest { id: "limits".into(), ..Default::default() }).await.unwrap();
     let stats = stats.stats.unwrap();
@@ -136,11 +139,27 @@ async fn new_limits_hold_and_figures_show_them() {
 }
 
 #[tokio::test]
+async fn a_kill_for_memory_is_told_before_the_exit_that_it_causes() {
+    let mut daemon = Daemon::new();
+    daemon.listen().await;
+    let (task, _) = daemon.create("oom", "exec dd if=/dev/zero of=/dev/null bs=200M count=1").await;
+    limit(&task, "oom", r#"{"memory":{"limit":16777216}}"#).await;
+    start(&task, "oom", "").await;
+    assert_eq!(wait(&task, "oom", "").await, 137);
+    delete(&task, "oom", "").await.unwrap();
+    let mut events = daemon.events("/tasks/delete").await;
+    events.dedup();
+    let expected = ["/tasks/create", "/tasks/start", "/tasks/oom", "/tasks/exit oom 137", "/tasks/delete"];
+    assert_eq!(events, expected);
+    shut_down(&daemon, &task, "oom").await;
+}
+
+#[tokio::test]
 async fn events_wait_for_a_daemon_that_is_away_and_keep_their_order() {
     let mut daemon = Daemon::new();
     daemon.listen().await;
     let (task, _) = daemon.create("away", "exit 7").await;
-    assert_eq!(daemon.events(1).await, ["/tasks/create"]);
+    assert_eq!(daemon.events("/tasks/create").await, ["/tasks/create"]);
     daemon.leave().await;
     start(&task, "away", "").await;
     assert_eq!(wait(&task, "away", "").await, 7);
@@ -148,7 +167,7 @@ async fn events_wait_for_a_daemon_that_is_away_and_keep_their_order() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     daemon.listen().await;
     let expected = ["/tasks/create", "/tasks/start", "/tasks/exit away 7", "/tasks/delete"];
-    assert_eq!(daemon.events(expected.len()).await, expected);
+    assert_eq!(daemon.events("/tasks/delete").await, expected);
     shut_down(&daemon, &task, "away").await;
 }
 

@@ -56,7 +56,7 @@ impl Daemon {
         let rootfs = directory.path().join("rootfs/bin");
         std::fs::create_dir_all(&rootfs).unwrap();
         std::fs::copy("/bin/busybox", rootfs.join("busybox")).unwrap();
-        for name in ["sh", "sleep", "cat", "echo", "kill", "true"] {
+        for name in ["sh", "sleep", "cat", "echo", "kill", "true", "dd"] {
             std::os::unix::fs::symlink("busybox", rootfs.join(name)).unwrap();
         }
         let run = directory.path().join("run");
@@ -151,10 +151,10 @@ impl Daemon {
         (task, created.pid)
     }
 
-    /// Waits until the events are as many, then gives them.
-    pub(crate) async fn events(&self, count: usize) -> Vec<String> {
+    /// Waits until this event was taken, then gives all.
+    pub(crate) async fn events(&self, last: &str) -> Vec<String> {
         for _ in 0..500 {
-            if self.events.lock().unwrap().len() >= count {
+            if self.events.lock().unwrap().iter().any(|event| event == last) {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
