@@ -131,6 +131,11 @@ impl Container {
             let mut known = OomWatch::count(watch.counter()).unwrap_or(0);
             while watch.next(known).await {
                 known = OomWatch::count(watch.counter()).unwrap_or(known).max(known);
+                // Its start, if one is under way, is told first; after its exit nothing is.
+                let _gate = container.init.gate.lock().await;
+                if container.init.state().exit().is_some() {
+                    return;
+                }
                 telling.store(true, Ordering::Relaxed);
                 container.publish_oom();
             }

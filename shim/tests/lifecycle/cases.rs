@@ -127,7 +127,8 @@ async fn new_limits_hold_and_figures_show_them() {
         let metrics = Metrics::parse_from_bytes(&stats.value).unwrap();
         assert_eq!(metrics.memory.usage.limit, 67_108_864);
         assert!(metrics.memory.usage.usage > 0);
-        assert_eq!((metrics.pids.current, metrics.pids.limit), (1, 33));
+        assert_eq!(metrics.pids.limit, 33);
+        assert!(metrics.pids.current > 0);
         assert!(metrics.cpu.usage.total > 0);
     } else {
         assert_eq!(stats.type_url, "io.containerd.cgroups.v2.Metrics");
