@@ -2,7 +2,7 @@
 //!
 //! Owns: the types of `/etc/gpuslice/config.toml`, their defaults and checks; the strict parser of byte
 //! quantities, which the slice annotations use as well; the reading of `/proc/driver/nvidia`; the check of
-//! the sandbox uid range against the node's other uids. Trusts root's files only: [`load`] refuses a file
+//! the sandbox uid range against the node's other uids. Trusts root's files only: [`load()`] refuses a file
 //! that somebody else can write. Promises: a value that comes out of [`Config`] was checked; a key that it
 //! doesn't know is an error that names the key and those allowed. Fails closed: every error means that
 //! nothing starts.

@@ -13,7 +13,7 @@
 //!
 //! Trusts: the numbers of `gpuslice-policy`; nothing else. The profile is the pod author's, the compiled program
 //! is the runtime's: both may be anything. Promises: a merged profile never allows what the pod's profile
-//! denies; a program that [`judge`] passes lets no command of the driver run natively. Failure: an error, and
+//! denies; a program that [`judge()`] passes lets no command of the driver run natively. Failure: an error, and
 //! the container does not start.
 #![forbid(unsafe_code)]
 
