@@ -22,12 +22,13 @@ pub(crate) struct Daemon {
 }
 
 /// Binary that must be there, and Debian's package of it.
-const NEEDED: [(&str, &str); 5] = [
+const NEEDED: [(&str, &str); 6] = [
     ("containerd", "containerd"),
     ("ctr", "containerd"),
     ("runc", "runc"),
     ("busybox", "busybox-static"),
     ("cc", "gcc"),
+    ("xz", "xz-utils"),
 ];
 
 /// Installs what is missing; returns the daemons that tests can run on.
@@ -50,7 +51,7 @@ pub(crate) fn packages() -> Result<()> {
     }
     missing.dedup();
     if missing.is_empty() {
-        say("containerd, ctr, runc, busybox and a C linker are there: nothing to install");
+        say("containerd, ctr, runc, busybox, xz and a C linker are there: nothing to install");
         return Ok(());
     }
     require_root("setup")?;
