@@ -50,13 +50,6 @@ pub(crate) struct Process {
     memory: Arc<TenantMemory>,
 }
 
-impl Process {
-    /// Its memory.
-    pub(crate) fn memory(&self) -> &TenantMemory {
-        &self.memory
-    }
-}
-
 /// All of them.
 #[derive(Debug, Default)]
 pub(crate) struct Threads {

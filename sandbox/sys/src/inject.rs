@@ -9,6 +9,9 @@
 //! | every thread stopped, range copied and mapped | the injected mmap is itself trapped and answered |
 //! | `finished` is called with the result | then every thread goes on |
 //!
+//! [`populate`] has the same phases with thread `tid` alone: the others run on. The thread makes the pages of a
+//! range of shared memory, which are charged to its cgroup then.
+//!
 //! If this process dies meanwhile, so does the traced one. A thread that can't be stopped before the deadline
 //! dies with its process as soon as the calling thread ends, so call this from a thread of its own. Copying
 //! may block as long as the process's page faults do: a watchdog must kill the process past the deadline.
@@ -26,7 +29,7 @@ use crate::call::error;
 use crate::identify::identify;
 use crate::memory::{TenantMemory, seal_size};
 use maps::Segment;
-use process::Stopped;
+use process::{Pending, Stopped};
 
 /// What to move.
 #[derive(Debug)]
@@ -43,7 +46,18 @@ pub struct Move<'a> {
     pub deadline: Instant,
 }
 
-/// Why a range was not moved. The process goes on as before, unless it is said otherwise.
+/// What to populate.
+#[derive(Debug)]
+pub struct Populate {
+    /// The thread whose trapped call waits for it.
+    pub tid: u32,
+    /// First address and length, multiples of the page size.
+    pub range: (u64, u64),
+    /// When to give up.
+    pub deadline: Instant,
+}
+
+/// Why a range was not moved or populated. The process goes on as before, unless it is said otherwise.
 #[derive(Debug)]
 pub enum MoveError {
     /// A thread could not be stopped. Those that could not will die.
@@ -52,13 +66,18 @@ pub enum MoveError {
     Copy(io::Error),
     /// The file could not be mapped over the range.
     Map(io::Error),
+    /// The thread could not make the range's pages.
+    Populate(io::Error),
 }
 
 impl MoveError {
     /// The error of the step that failed.
     pub fn cause(&self) -> &io::Error {
         match self {
-            MoveError::Stop(cause) | MoveError::Copy(cause) | MoveError::Map(cause) => cause,
+            MoveError::Stop(cause)
+            | MoveError::Copy(cause)
+            | MoveError::Map(cause)
+            | MoveError::Populate(cause) => cause,
         }
     }
 }
@@ -69,6 +88,7 @@ impl std::fmt::Display for MoveError {
             MoveError::Stop(_) => "stopping the process's threads",
             MoveError::Copy(_) => "copying the range",
             MoveError::Map(_) => "mapping the file over the range",
+            MoveError::Populate(_) => "making the range's pages",
         })
     }
 }
@@ -88,7 +108,31 @@ pub fn move_range(
     interrupted: impl FnOnce() -> io::Result<()>,
     finished: impl FnOnce(&Result<(), MoveError>),
 ) -> Result<(), MoveError> {
-    match process::interrupt(wanted.tid, wanted.deadline) {
+    let pending = process::interrupt(wanted.tid, wanted.deadline);
+    with_stopped(pending, wanted.deadline, interrupted, finished, |stopped| copy_and_map(stopped, wanted))
+}
+
+/// Has thread `tid` make every page of the range; see the module's description. A page that exists stays as it is.
+///
+/// # Errors
+/// [`MoveError::Stop`] or [`MoveError::Populate`]; `finished` has been told.
+pub fn populate(
+    wanted: &Populate,
+    interrupted: impl FnOnce() -> io::Result<()>,
+    finished: impl FnOnce(&Result<(), MoveError>),
+) -> Result<(), MoveError> {
+    let pending = process::interrupt_one(wanted.tid);
+    with_stopped(pending, wanted.deadline, interrupted, finished, |stopped| stopped.populate(wanted))
+}
+
+fn with_stopped(
+    pending: io::Result<Pending>,
+    deadline: Instant,
+    interrupted: impl FnOnce() -> io::Result<()>,
+    finished: impl FnOnce(&Result<(), MoveError>),
+    work: impl FnOnce(&mut Stopped) -> Result<(), MoveError>,
+) -> Result<(), MoveError> {
+    match pending {
         Err(failed) => {
             let result = Err(MoveError::Stop(failed));
             finished(&result);
@@ -97,10 +141,10 @@ pub fn move_range(
         Ok(pending) => {
             let mut stopped = None;
             let result = interrupted()
-                .and_then(|()| pending.wait(&mut stopped, wanted.deadline))
+                .and_then(|()| pending.wait(&mut stopped, deadline))
                 .map_err(MoveError::Stop)
                 .and_then(|()| match &mut stopped {
-                    Some(stopped) => copy_and_map(stopped, wanted),
+                    Some(stopped) => work(stopped),
                     None => Err(MoveError::Stop(error(libc::ESRCH))),
                 });
             finished(&result);

@@ -1,17 +1,17 @@
-//! Moving a range under a process with busy threads.
+//! Moving and populating a range under a process with busy threads.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "helpers of tests")]
 
 mod support;
 
 use std::fs::File;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gpuslice_sys::inject::{Move, MoveError, move_range};
-use gpuslice_sys::{Answer, Arg, Listener, Notification, ioctl, memory};
+use gpuslice_sys::inject::{Move, MoveError, Populate, move_range, populate};
+use gpuslice_sys::{Answer, Arg, Listener, Notification, SharedMapping, ioctl, memory};
 use support::{TRAPPED, hear, listener, numbers, parent, soon, start, tell, under_the_trap};
 
 const LENGTH: usize = 64 * 4096;
@@ -149,4 +149,91 @@ fn a_thread_that_is_gone_is_an_error() {
     let failed =
         move_range(&wanted, || panic!("interrupted"), |result| assert!(result.is_err())).unwrap_err();
     assert_eq!(failed.cause().raw_os_error(), Some(libc::ESRCH));
+}
+
+#[test]
+#[ignore = "the child of other tests"]
+fn child_has_its_memory_populated() {
+    let Some(parent) = parent() else { return };
+    // Under the trap this would wait for an answer.
+    let file = memory::memfd("shared", LENGTH as u64).unwrap();
+    let writable = hear(&parent).0 == "writable";
+    let mapping = SharedMapping::new(file.as_fd(), 0, LENGTH, writable).unwrap();
+    under_the_trap(&parent);
+    let stop = Arc::new(AtomicBool::new(false));
+    let others: Vec<_> = (0..4)
+        .map(|_| {
+            let stop = Arc::clone(&stop);
+            std::thread::spawn(move || while !stop.load(Ordering::Relaxed) {})
+        })
+        .collect();
+    tell(&parent, &format!("range {}", mapping.address()), &[file.as_fd()]);
+    let null = File::open("/dev/null").unwrap();
+    let result = ioctl(null.as_fd(), TRAPPED, &mut Arg::flat(vec![0; 4]));
+    tell(&parent, &format!("{result:?}"), &[]);
+    stop.store(true, Ordering::Relaxed);
+    others.into_iter().for_each(|other| other.join().unwrap());
+    hear(&parent);
+}
+
+/// Threads of the process that are traced.
+fn traced(tid: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{tid}/task")).unwrap();
+    let threads = threads.map(|thread| thread.unwrap().file_name().to_str().unwrap().parse().unwrap());
+    threads
+        .filter(|thread| {
+            let status = std::fs::read_to_string(format!("/proc/{tid}/task/{thread}/status")).unwrap();
+            let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).unwrap();
+            tracer.trim() != "0"
+        })
+        .collect()
+}
+
+/// Populates the child's range, moved by `shift`; what came of it, and the blocks of its file before and after.
+fn populated(access: &str, shift: u64) -> (Result<(), Option<i32>>, u64, u64) {
+    let (_child, socket) = start("child_has_its_memory_populated");
+    tell(&socket, access, &[]);
+    let listener = Arc::new(listener(&socket));
+    let (text, mut files) = hear(&socket);
+    let file = File::from(files.pop().unwrap());
+    let before = file.metadata().unwrap().blocks();
+    let range = (numbers(&text)[0] + shift, LENGTH as u64);
+    let call = listener.recv().unwrap();
+    let (id, tid) = (call.id, call.tid);
+    let answering = Arc::clone(&listener);
+    let acting = std::thread::spawn(move || {
+        let interrupted = || {
+            // Without WAIT_KILLABLE the interruption has cancelled the call already.
+            if let Err(failed) = answering.answer(id, Answer::Restart) {
+                assert_eq!(failed.raw_os_error(), Some(libc::ENOENT));
+            }
+            Ok(())
+        };
+        let wanted = Populate { tid, range, deadline: Instant::now() + Duration::from_secs(5) };
+        populate(&wanted, interrupted, |_| assert_eq!(traced(tid), [tid], "the others run on"))
+    });
+    let again = until_the_call_comes_again(&listener);
+    assert_eq!((again.tid, again.args), (call.tid, call.args), "the call comes again as it was");
+    let result = acting.join().unwrap();
+    let after = file.metadata().unwrap().blocks();
+    listener.answer(again.id, Answer::Return(5)).unwrap();
+    assert_eq!(hear(&socket).0, "Ok(5)");
+    tell(&socket, "end", &[]);
+    if let Err(failed) = &result {
+        assert!(matches!(failed, MoveError::Populate(_)), "{failed:?}");
+    }
+    (result.map_err(|failed| failed.cause().raw_os_error()), before, after)
+}
+
+#[test]
+fn the_calling_thread_alone_stops_and_makes_the_pages_of_a_range() {
+    let blocks = LENGTH as u64 / 512;
+    assert_eq!(populated("writable", 0), (Ok(()), 0, blocks));
+    assert_eq!(populated("read-only", 0), (Ok(()), 0, blocks));
+}
+
+#[test]
+fn a_range_with_a_hole_cannot_be_populated() {
+    let (result, _, _) = populated("writable", 1 << 30);
+    assert_eq!(result, Err(Some(libc::ENOMEM)));
 }

@@ -18,6 +18,7 @@ const ALL: &[(&str, fn())] = &[
     ("a_storm_of_signals_makes_no_call_happen_twice", storm),
     ("files_and_numbers_that_are_not_the_drivers_are_told_apart", files),
     ("pinned_memory_moves_once_and_stays_coherent", pinned),
+    ("shared_memory_is_populated_where_it_is_not_and_only_then", populated),
     ("eight_threads_are_served_at_once", threads),
     ("an_exec_is_served_until_it_hangs_up", exec),
     ("a_long_call_holds_up_nobody_else", long),
@@ -141,6 +142,17 @@ fn pinned() {
     let report = tenant.hear();
     println!("    {report}");
     assert!(report.starts_with("status 0,") && report.ends_with("; 1 mapping, 0 files"), "{report}");
+    tenant.tell("end");
+}
+
+fn populated() {
+    let shim = ready();
+    let tenant = shim.tenant("populated", 0);
+    let report = tenant.hear();
+    println!("    {report}");
+    assert!(report.starts_with("16 MiB of pages, then 64 MiB and 1 moved;"), "{report}");
+    // One for each thread's range; none for one that is registered again or was moved.
+    assert_eq!(shim.container.populations.load(std::sync::atomic::Ordering::Relaxed), 4);
     tenant.tell("end");
 }
 

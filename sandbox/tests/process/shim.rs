@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,7 @@ use gpuslice_proto::{
     ContainerId, GpuSettings, GpuUuid, MAX_FRAME, PrivilegedRequest, PrivilegedResult, Receiver,
     SandboxSettings, SandboxToShim, Sender, ShimToSandbox,
 };
-use gpuslice_sys::inject::{Move, move_range};
+use gpuslice_sys::inject::{Move, MoveError, Populate, move_range, populate};
 use gpuslice_sys::{Socket, Spawn, memory, process, spawn};
 
 use crate::tenant::soon;
@@ -36,6 +37,8 @@ pub struct Link {
     heard: Mutex<VecDeque<SandboxToShim>>,
     more: Condvar,
     pub log: Mutex<Vec<String>>,
+    /// Populations asked for.
+    pub populations: AtomicU32,
 }
 
 pub struct Tenant {
@@ -107,6 +110,18 @@ impl Link {
         self.send(&ShimToSandbox::Result { request, result }, files);
     }
 
+    fn done(&self, request: u32, result: &Result<(), MoveError>, done: PrivilegedResult) {
+        let result = match result {
+            Ok(()) => done,
+            Err(failed) => {
+                let detail = format!("{failed:?}");
+                self.log.lock().unwrap().push(format!("shim: {detail}"));
+                PrivilegedResult::Failed { errno: failed.cause().raw_os_error().unwrap_or(5), detail }
+            }
+        };
+        self.answer(request, result, &[]);
+    }
+
     fn obey(&self, request: u32, ask: PrivilegedRequest, files: Vec<OwnedFd>) {
         match ask {
             PrivilegedRequest::Thread { tid } => {
@@ -138,7 +153,11 @@ impl Link {
                         let path = format!("/proc/{tid}/map_files/{name}");
                         let file = File::options().read(true).write(true).open(path).unwrap();
                         let offset = range.start - start;
-                        self.answer(request, PrivilegedResult::Shared { offset }, &[file.as_fd()]);
+                        let pagemap = File::open(format!("/proc/{tid}/pagemap")).unwrap();
+                        let mut entries = vec![0; usize::try_from(range.length).unwrap() / 512];
+                        pagemap.read_exact_at(&mut entries, range.start / 512).unwrap();
+                        let absent = entries.chunks(8).any(|entry| entry[7] & 0x80 == 0);
+                        self.answer(request, PrivilegedResult::Shared { offset, absent }, &[file.as_fd()]);
                     }
                 }
             }
@@ -150,17 +169,19 @@ impl Link {
                     self.answer(request, PrivilegedResult::Stopping, &[]);
                     Ok(())
                 };
-                let result = move_range(&wanted, interrupted, |result| match result {
-                    Ok(()) => self.answer(request, PrivilegedResult::Moved, &[]),
-                    Err(failed) => {
-                        let errno = failed.cause().raw_os_error().unwrap_or(5);
-                        let detail = format!("{failed:?}");
-                        self.answer(request, PrivilegedResult::Failed { errno, detail }, &[]);
-                    }
-                });
-                if let Err(failed) = result {
-                    self.log.lock().unwrap().push(format!("shim: {failed:?}"));
-                }
+                let done = |result: &_| self.done(request, result, PrivilegedResult::Moved);
+                let _told = move_range(&wanted, interrupted, done);
+            }
+            PrivilegedRequest::PopulateRange { tid, range } => {
+                let deadline = Instant::now() + Duration::from_secs(10);
+                let wanted = Populate { tid, range: (range.start, range.length), deadline };
+                let interrupted = || {
+                    self.answer(request, PrivilegedResult::Stopping, &[]);
+                    Ok(())
+                };
+                self.populations.fetch_add(1, Ordering::Relaxed);
+                let done = |result: &_| self.done(request, result, PrivilegedResult::Populated);
+                let _told = populate(&wanted, interrupted, done);
             }
             PrivilegedRequest::UvmRanges => {
                 let result = PrivilegedResult::UvmRanges { ranges: Vec::new(), total: 0 };
@@ -200,6 +221,7 @@ pub fn start(program: &std::path::Path) -> Shim {
         heard: Mutex::default(),
         more: Condvar::new(),
         log: Mutex::default(),
+        populations: AtomicU32::new(0),
     });
     let link = Arc::clone(&container);
     std::thread::spawn(move || {

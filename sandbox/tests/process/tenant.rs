@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use gpuslice_sys::{Arg, Instruction, SharedMapping, Socket, bpf, ioctl, jail, process};
+use gpuslice_sys::{Arg, Instruction, SharedMapping, Socket, bpf, ioctl, jail, memory, process};
 
 use crate::driver::{ALLOC, ALLOC_MEMORY, CONTROL, FREE, SYS_PARAMS};
 
@@ -73,6 +73,7 @@ pub fn run(name: &str) {
         "storm" => tenant.storm(),
         "files" => tenant.files(),
         "pinned" => tenant.pinned(),
+        "populated" => tenant.populated(),
         "threads" => tenant.threads(),
         "idle" => tenant.idle(),
         "exec" => tenant.exec(),
@@ -273,6 +274,70 @@ impl Tenant {
         word(&self.shim);
     }
 
+    /// The status of a registration.
+    fn pin(&self, client: u32, device: u32, handle: u32, address: u64, length: u64) -> u32 {
+        let mut bytes = Vec::new();
+        for word in [client, device, handle, 0x71, 0, 0] {
+            bytes.extend(word.to_ne_bytes());
+        }
+        bytes.extend(address.to_ne_bytes());
+        bytes.extend((length - 1).to_ne_bytes());
+        bytes.extend([0; 8]);
+        bytes.extend((-1i32).to_ne_bytes());
+        bytes.extend([0; 4]);
+        let mut arg = Arg::flat(bytes);
+        ioctl(self.gpu.as_fd(), ALLOC_MEMORY, &mut arg).unwrap();
+        assert_eq!(arg.bytes[24..32], address.to_ne_bytes(), "the tenant's own address");
+        u32::from_ne_bytes(arg.bytes[40..44].try_into().unwrap())
+    }
+
+    /// Registers shared memory that nobody touched: once, again, and from several threads beside a move.
+    fn populated(&self) {
+        const LENGTH: usize = 16 << 20;
+        static PAGES: [AtomicU64; 512 * 18] = [const { AtomicU64::new(0) }; 512 * 18];
+        let client = self.alloc(0, 0, 0, 0x41, Vec::new());
+        let device = self.alloc(client, 0x100, client, 0x80, vec![0; 56]);
+        let untouched = || {
+            let file = memory::memfd("untouched", LENGTH as u64).unwrap();
+            SharedMapping::new(file.as_fd(), 0, LENGTH, true).unwrap()
+        };
+        let shared = || {
+            let status = std::fs::read_to_string("/proc/self/status").unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("RssShmem:")).unwrap();
+            line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+        };
+        let mapping = untouched();
+        let pin = |handle, mapping: &SharedMapping| {
+            assert_eq!(self.pin(client, device, handle, mapping.address(), LENGTH as u64), 0);
+        };
+        let began = Instant::now();
+        pin(0x300, &mapping);
+        let first = began.elapsed();
+        let again = Instant::now();
+        pin(0x301, &mapping);
+        let (again, made) = (again.elapsed(), shared());
+        let others = [untouched(), untouched(), untouched()];
+        std::thread::scope(|scope| {
+            for (index, other) in others.iter().enumerate() {
+                let pin = &pin;
+                scope.spawn(move || pin(0x310 + u32::try_from(index).unwrap(), other));
+            }
+            let address = (PAGES.as_ptr() as u64).next_multiple_of(4096);
+            assert_eq!(self.pin(client, device, 0x320, address, 16 * 4096), 0);
+            assert_eq!(self.pin(client, device, 0x321, address, 16 * 4096), 0);
+        });
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let moved = maps.lines().filter(|line| line.contains("gpuslice-pinned")).count();
+        let all = shared();
+        say(
+            &self.shim,
+            &format!(
+                "{made} MiB of pages, then {all} MiB and {moved} moved; first {first:?}, again {again:?}"
+            ),
+        );
+        word(&self.shim);
+    }
+
     fn pinned(&self) {
         static PAGES: [AtomicU64; 512 * 18] = [const { AtomicU64::new(0) }; 512 * 18];
         let client = self.alloc(0, 0, 0, 0x41, Vec::new());
@@ -293,21 +358,7 @@ impl Tenant {
                 }
                 (count, PAGES[yours].load(Ordering::Relaxed))
             });
-            let pin = |handle: u32| {
-                let mut bytes = Vec::new();
-                for word in [client, device, handle, 0x71, 0, 0] {
-                    bytes.extend(word.to_ne_bytes());
-                }
-                bytes.extend(address.to_ne_bytes());
-                bytes.extend((16 * 4096u64 - 1).to_ne_bytes());
-                bytes.extend([0; 8]);
-                bytes.extend((-1i32).to_ne_bytes());
-                bytes.extend([0; 4]);
-                let mut arg = Arg::flat(bytes);
-                ioctl(self.gpu.as_fd(), ALLOC_MEMORY, &mut arg).unwrap();
-                assert_eq!(arg.bytes[24..32], address.to_ne_bytes(), "the tenant's own address");
-                u32::from_ne_bytes(arg.bytes[40..44].try_into().unwrap())
-            };
+            let pin = |handle: u32| self.pin(client, device, handle, address, 16 * 4096);
             let began = Instant::now();
             let status = pin(0x200);
             let took = began.elapsed();

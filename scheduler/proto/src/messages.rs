@@ -238,6 +238,15 @@ pub enum PrivilegedRequest {
     },
     /// All mappings of `/dev/nvidia-uvm` in every process of the container.
     UvmRanges,
+    /// Have thread `tid`, whose call waits for an answer, make every page of a shared range, so that they are
+    /// charged to the container. Answered as a move is: [`PrivilegedResult::Stopping`] once that thread, and no
+    /// other, has been interrupted, then once more before it goes on.
+    PopulateRange {
+        /// The calling thread.
+        tid: u32,
+        /// What to populate.
+        range: MemoryRange,
+    },
 }
 
 /// What came of a request.
@@ -250,8 +259,9 @@ pub enum PrivilegedResult {
         /// The pidfd names the thread itself (`PIDFD_THREAD`), not its process.
         thread: bool,
     },
-    /// First answer to a move: every thread of the process is being stopped. From now until the final answer
-    /// (the same request number) the sandbox may answer their pending calls with a restart.
+    /// First answer to a move (a population): every thread of the process (the calling thread) is being stopped.
+    /// From now until the final answer (the same request number) the sandbox may answer their pending calls with
+    /// a restart.
     Stopping,
     /// The range lies on the memfd now, at offset 0.
     Moved,
@@ -259,6 +269,8 @@ pub enum PrivilegedResult {
     Shared {
         /// Offset in bytes.
         offset: u64,
+        /// The process has no page in some place of the range: perhaps nobody made it yet.
+        absent: bool,
     },
     /// The range is private memory: it must be moved.
     Private,
@@ -276,6 +288,8 @@ pub enum PrivilegedResult {
         /// Which step, for the log.
         detail: String,
     },
+    /// The thread has every page of the range now.
+    Populated,
 }
 
 /// Command line tool to scheduler.
@@ -361,6 +375,7 @@ impl Carries for ShimToSandbox {
                 PrivilegedResult::Shared { .. } => 1,
                 PrivilegedResult::Stopping
                 | PrivilegedResult::Moved
+                | PrivilegedResult::Populated
                 | PrivilegedResult::Private
                 | PrivilegedResult::UvmRanges { .. }
                 | PrivilegedResult::Failed { .. } => 0,

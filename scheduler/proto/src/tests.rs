@@ -75,11 +75,13 @@ fn shim_to_sandbox() -> Vec<ShimToSandbox> {
     };
     let results = [
         PrivilegedResult::Thread { tgid: u32::MAX, thread: true },
+        PrivilegedResult::Stopping,
         PrivilegedResult::Moved,
-        PrivilegedResult::Shared { offset: u64::MAX },
+        PrivilegedResult::Shared { offset: u64::MAX, absent: true },
         PrivilegedResult::Private,
         PrivilegedResult::UvmRanges { ranges: vec![(u32::MAX, range()); 128], total: u64::MAX },
         PrivilegedResult::Failed { errno: i32::MIN, detail: "d".repeat(2000) },
+        PrivilegedResult::Populated,
     ];
     let mut all = vec![
         ShimToSandbox::Start(settings),
@@ -96,6 +98,7 @@ fn sandbox_to_shim() -> Vec<SandboxToShim> {
         PrivilegedRequest::MoveRange { tid: u32::MAX, range: range(), tenant_file: u32::MAX },
         PrivilegedRequest::SharedRange { tid: u32::MAX, range: range() },
         PrivilegedRequest::UvmRanges,
+        PrivilegedRequest::PopulateRange { tid: u32::MAX, range: range() },
     ];
     let mut all = vec![
         SandboxToShim::Ready,
@@ -162,7 +165,7 @@ fn all_frames() -> Vec<Vec<u8>> {
 
 #[test]
 fn every_message_at_its_largest_fits_a_frame_and_comes_back_equal() {
-    assert_eq!(all_frames().len(), 3 + 4 + 1 + 1 + 9 + 8 + 1 + 3);
+    assert_eq!(all_frames().len(), 3 + 4 + 1 + 1 + 11 + 9 + 1 + 3);
 }
 
 /// Frame header: magic (5 bytes), version, link, sequence; then the message's own number.
@@ -183,7 +186,7 @@ fn numbers_on_the_wire_are_pinned() {
     pinned(&scheduler_to_sandbox(), 1);
     pinned(&shim_to_sandbox()[..4], 2);
     pinned(&sandbox_to_shim()[..4], 2);
-    assert_eq!(number(&sandbox_to_shim()[7])[8], 4);
+    assert_eq!(number(&sandbox_to_shim()[8])[8], 4);
     pinned(&tool_to_scheduler(), 3);
     pinned(&scheduler_to_tool(), 3);
 }
@@ -192,12 +195,12 @@ fn numbers_on_the_wire_are_pinned() {
 fn the_numbers_of_results_and_requests_are_pinned() {
     let results: Vec<u8> =
         shim_to_sandbox()[3..].iter().map(|message| Sender::default().encode(message).unwrap()[14]).collect();
-    assert_eq!(results, [0, 1, 2, 3, 4, 5]);
-    let asks: Vec<u8> = sandbox_to_shim()[3..7]
+    assert_eq!(results, [0, 1, 2, 3, 4, 5, 6, 7]);
+    let asks: Vec<u8> = sandbox_to_shim()[3..8]
         .iter()
         .map(|message| Sender::default().encode(message).unwrap()[14])
         .collect();
-    assert_eq!(asks, [0, 1, 2, 3]);
+    assert_eq!(asks, [0, 1, 2, 3, 4]);
 }
 
 #[test]
@@ -289,9 +292,9 @@ fn the_number_of_files_belongs_to_the_message() {
     }
     assert!(receiver.decode(&started, 1).is_ok());
     let counts: Vec<usize> = shim_to_sandbox().iter().map(Carries::files).collect();
-    assert_eq!(counts, [18, 1, 1, 2, 0, 1, 0, 0, 0]);
+    assert_eq!(counts, [18, 1, 1, 2, 0, 0, 1, 0, 0, 0, 0]);
     let counts: Vec<usize> = sandbox_to_shim().iter().map(Carries::files).collect();
-    assert_eq!(counts, [0, 0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(counts, [0, 0, 0, 0, 1, 0, 0, 0, 0]);
 }
 
 #[test]

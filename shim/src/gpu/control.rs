@@ -32,7 +32,7 @@ use crate::report;
 
 /// Requests that may run at a time; an honest sandbox has fewer workers.
 const MOST_REQUESTS: usize = 16;
-/// Time that a pinned move gets, and what it gets more for each GiB.
+/// Time that a pinned move or a population gets, and what it gets more for each GiB.
 const MOVE: Duration = Duration::from_secs(10);
 const MOVE_PER_GIB: Duration = Duration::from_secs(2);
 /// Longest wait of a move for its answer to be on its way.
@@ -306,7 +306,7 @@ impl Keeper {
             return self.kill(format!("the sandbox has more than {MOST_REQUESTS} requests open"));
         }
         let deadline = match ask {
-            PrivilegedRequest::MoveRange { range, .. } => {
+            PrivilegedRequest::MoveRange { range, .. } | PrivilegedRequest::PopulateRange { range, .. } => {
                 let gibs = u32::try_from(range.length >> 30).unwrap_or(u32::MAX);
                 Some(Instant::now() + MOVE + MOVE_PER_GIB.saturating_mul(gibs.min(4096)))
             }
@@ -346,7 +346,7 @@ impl Keeper {
             self.busy.retain(|(busy, _)| *busy != request);
         }
         if let PrivilegedResult::Failed { errno: libc::ETIMEDOUT, detail } = &result {
-            self.kill(format!("a pinned move did not end in time: {detail}"));
+            self.kill(format!("a pinned move or population did not end in time: {detail}"));
         }
         if !self.serving {
             return;
@@ -368,7 +368,7 @@ impl Keeper {
         let now = Instant::now();
         if self.busy.iter().any(|(_, deadline)| deadline.is_some_and(|deadline| deadline < now)) {
             self.busy.iter_mut().for_each(|(_, deadline)| *deadline = None);
-            self.kill("a pinned move did not end in time".to_owned());
+            self.kill("a pinned move or population did not end in time".to_owned());
         }
     }
 

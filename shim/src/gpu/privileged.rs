@@ -2,18 +2,18 @@
 //!
 //! Owns: nothing between requests. Trusts the sandbox no more than its tenant: each thread named is checked to lie
 //! in the container's cgroup, before and after it is opened. Promises: no file of a process outside the container
-//! leaves this module; nothing here waits on a tenant, but for the pinned move, which runs on a thread of its
-//! own under a deadline. Failure: the request is answered with the step that failed.
+//! leaves this module; nothing here waits on a tenant, but for the pinned move and the population of a range,
+//! which run on threads of their own under a deadline. Failure: the request is answered with the step that failed.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use gpuslice_proto::{MemoryRange, PrivilegedRequest, PrivilegedResult};
-use gpuslice_sys::inject::{Move, MoveError};
+use gpuslice_sys::inject::{Move, MoveError, Populate};
 use gpuslice_sys::{FileIdentity, identify, inject, memory, process};
 use nix::errno::Errno;
 use nix::libc;
@@ -23,6 +23,10 @@ use super::membership::{Membership, processes};
 
 /// Ranges on one answer: as many as fit a frame.
 const MOST_RANGES: usize = 128;
+const PAGE: u64 = 4096;
+/// Bytes of `/proc/PID/pagemap` for a page, and pages looked at in one read.
+const ENTRY: usize = 8;
+const PAGES_AT_ONCE: usize = 8192;
 /// Kernel file systems whose files can be opened without asking a server of the tenant's.
 const SAFE_FILE_SYSTEMS: [&str; 4] = ["tmpfs", "hugetlbfs", "ext4", "xfs"];
 
@@ -81,9 +85,39 @@ fn refused(errno: Errno, detail: &str) -> Failed {
     Failed { errno: errno as i32, detail: detail.to_owned() }
 }
 
+fn last_answer(result: &Result<(), MoveError>, done: PrivilegedResult) -> Answer {
+    let Err(error) = result else { return (done, Vec::new()) };
+    let errno = match error.cause() {
+        cause if cause.kind() == io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+        cause => cause.raw_os_error().unwrap_or(libc::EIO),
+    };
+    Failed { errno, detail: format!("{error}: {}", error.cause()) }.answer()
+}
+
+/// Whether the process has no page in some place of the range: then perhaps nobody made that page yet. A page that
+/// only others have counts as absent too.
+fn has_absent_pages(folder: &Path, range: MemoryRange) -> io::Result<bool> {
+    let pagemap = File::open(folder.join("pagemap"))?;
+    let mut entries = vec![0; PAGES_AT_ONCE * ENTRY];
+    let (mut page, mut left) = (range.start / PAGE, range.length.div_ceil(PAGE));
+    while left > 0 {
+        let count = usize::try_from(left).unwrap_or(PAGES_AT_ONCE).min(PAGES_AT_ONCE);
+        let part = entries.get_mut(..count * ENTRY).unwrap_or_default();
+        pagemap.read_exact_at(part, page.saturating_mul(ENTRY as u64))?;
+        // Bit 63 of an entry: a page is there. Numbers are little-endian on this machine.
+        if part.chunks_exact(ENTRY).any(|entry| entry.last().is_none_or(|byte| byte & 0x80 == 0)) {
+            return Ok(true);
+        }
+        page += count as u64;
+        left -= count as u64;
+    }
+    Ok(false)
+}
+
 impl Container {
-    /// Serves a request; `file` is what came with it. `tell` gets the answer. A [`PrivilegedRequest::MoveRange`] has
-    /// two: [`PrivilegedResult::Stopping`], then the last one, before its threads go on; it may take until `deadline`.
+    /// Serves a request; `file` is what came with it. `tell` gets the answer. A [`PrivilegedRequest::MoveRange`] and a
+    /// [`PrivilegedRequest::PopulateRange`] have two: [`PrivilegedResult::Stopping`], then the last one, before
+    /// the threads go on; they may take until `deadline`.
     pub(crate) fn serve(
         &self,
         request: PrivilegedRequest,
@@ -97,6 +131,9 @@ impl Container {
             PrivilegedRequest::UvmRanges => Ok((self.uvm_ranges(), Vec::new())),
             PrivilegedRequest::MoveRange { tid, range, tenant_file } => {
                 return self.move_range(tid, range, file, tenant_file, deadline, tell);
+            }
+            PrivilegedRequest::PopulateRange { tid, range } => {
+                return self.populate_range(tid, range, deadline, tell);
             }
         };
         tell(answer.unwrap_or_else(Failed::answer));
@@ -169,24 +206,32 @@ impl Container {
         };
         let range = (range.start, range.length);
         let wanted = Move { tid, range, memfd: file.as_fd(), tenant_file, deadline };
-        let finished = |result: &Result<(), MoveError>| {
-            tell(match result {
-                Ok(()) => (PrivilegedResult::Moved, Vec::new()),
-                Err(error) => {
-                    let errno = match error.cause() {
-                        cause if cause.kind() == io::ErrorKind::TimedOut => libc::ETIMEDOUT,
-                        cause => cause.raw_os_error().unwrap_or(libc::EIO),
-                    };
-                    Failed { errno, detail: format!("{error}: {}", error.cause()) }.answer()
-                }
-            });
-        };
+        let finished = |result: &_| tell(last_answer(result, PrivilegedResult::Moved));
         let interrupted = || {
             tell((PrivilegedResult::Stopping, Vec::new()));
             Ok(())
         };
         // The result was told already.
         drop(inject::move_range(&wanted, interrupted, finished));
+    }
+
+    fn populate_range(&self, tid: u32, range: MemoryRange, deadline: Instant, tell: &dyn Fn(Answer)) {
+        let checked = self.open_thread(tid).and_then(|(pidfd, tgid, _)| {
+            self.confirm(tid, tgid, &pidfd)?;
+            Ok(pidfd)
+        });
+        let _held = match checked {
+            Ok(checked) => checked,
+            Err(failed) => return tell(failed.answer()),
+        };
+        let wanted = Populate { tid, range: (range.start, range.length), deadline };
+        let finished = |result: &_| tell(last_answer(result, PrivilegedResult::Populated));
+        let interrupted = || {
+            tell((PrivilegedResult::Stopping, Vec::new()));
+            Ok(())
+        };
+        // The result was told already.
+        drop(inject::populate(&wanted, interrupted, finished));
     }
 
     fn shared_range(&self, tid: u32, range: MemoryRange) -> Result<Answer, Failed> {
@@ -204,13 +249,14 @@ impl Container {
             return Err(refused(Errno::EFAULT, "the range is more than one mapping"));
         }
         let file = self.open_mapping(&folder, &mapping)?;
+        let absent = has_absent_pages(&folder, range).map_err(failed("pagemap"))?;
         self.confirm(tid, tgid, &pidfd)?;
         let offset = range
             .start
             .checked_sub(mapping.start)
             .and_then(|inside| mapping.offset.checked_add(inside))
             .ok_or_else(|| refused(Errno::EOVERFLOW, "offset"))?;
-        Ok((PrivilegedResult::Shared { offset }, vec![file]))
+        Ok((PrivilegedResult::Shared { offset, absent }, vec![file]))
     }
 
     /// Opens the file behind a mapping, if its file system is the kernel's own: a server of the tenant's could keep

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use libc::user_regs_struct;
 
 use super::maps::{self, Segment};
-use super::{Move, MoveError};
+use super::{Move, MoveError, Populate};
 use crate::call::error;
 use crate::memory::TenantMemory;
 use crate::ptrace::{Stop, Tracee};
@@ -63,6 +63,13 @@ pub(super) fn interrupt(tid: u32, deadline: Instant) -> io::Result<Pending> {
             return Err(io::Error::from(io::ErrorKind::TimedOut));
         }
     }
+}
+
+/// Interrupts thread `tid` and no other.
+pub(super) fn interrupt_one(tid: u32) -> io::Result<Pending> {
+    let caller = Tracee::seize(tid, OPTIONS)?;
+    caller.interrupt()?;
+    Ok(Pending { caller, siblings: Vec::new() })
 }
 
 fn threads(tid: u32) -> io::Result<Vec<u32>> {
@@ -143,31 +150,53 @@ impl Stopped {
         segments: &[Segment],
         fill: impl FnOnce() -> io::Result<()>,
     ) -> Result<(), MoveError> {
-        let mask = self.caller.signal_mask().map_err(MoveError::Map)?;
+        self.undisturbed(MoveError::Map, || {
+            self.allocate(wanted)
+                .and_then(|()| fill())
+                .map_err(MoveError::Copy)
+                .and_then(|()| self.map_segments(wanted, segments).map_err(MoveError::Map))
+        })
+    }
+
+    /// Lets the calling thread make every page of the range.
+    pub(super) fn populate(&mut self, wanted: &Populate) -> Result<(), MoveError> {
+        self.undisturbed(MoveError::Populate, || self.advise(wanted).map_err(MoveError::Populate))
+    }
+
+    /// Makes calls in the calling thread, which then goes on as if none had been made.
+    fn undisturbed(
+        &self,
+        kind: fn(io::Error) -> MoveError,
+        calls: impl FnOnce() -> Result<(), MoveError>,
+    ) -> Result<(), MoveError> {
+        let mask = self.caller.signal_mask().map_err(kind)?;
         // Signals wait until the thread goes on: one in the middle would cancel a trapped call.
-        self.caller.set_signal_mask(u64::MAX).map_err(MoveError::Map)?;
-        let result = self
-            .allocate(wanted)
-            .and_then(|()| fill())
-            .map_err(MoveError::Copy)
-            .and_then(|()| self.map_segments(wanted, segments).map_err(MoveError::Map));
-        self.caller.set_registers(&resumed(&self.registers)).map_err(MoveError::Map)?;
-        self.caller.set_signal_mask(mask).map_err(MoveError::Map)?;
+        self.caller.set_signal_mask(u64::MAX).map_err(kind)?;
+        let result = calls();
+        self.caller.set_registers(&resumed(&self.registers)).map_err(kind)?;
+        self.caller.set_signal_mask(mask).map_err(kind)?;
         result
+    }
+
+    fn advise(&self, wanted: &Populate) -> io::Result<()> {
+        let at = self.system_call_instruction()?;
+        let (start, length) = wanted.range;
+        let advise = |advice: libc::c_int| {
+            let arguments = [start, length, u64::from(advice.unsigned_abs()), 0, 0, 0];
+            self.call(at, libc::SYS_madvise, arguments, wanted.deadline)
+        };
+        let result = match advise(libc::MADV_POPULATE_WRITE) {
+            // Memory that may not be written.
+            Err(failed) if failed.raw_os_error() == Some(libc::EINVAL) => advise(libc::MADV_POPULATE_READ),
+            result => result,
+        };
+        unless_refused(result)
     }
 
     fn allocate(&self, wanted: &Move<'_>) -> io::Result<()> {
         let at = self.system_call_instruction()?;
         let arguments = [u64::from(wanted.tenant_file), 0, 0, wanted.range.1, 0, 0];
-        match self.call(at, libc::SYS_fallocate, arguments, wanted.deadline) {
-            // A profile may refuse the call: then whoever touches a page first is charged.
-            Err(refused)
-                if matches!(refused.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) =>
-            {
-                Ok(())
-            }
-            result => result.map(|_| ()),
-        }
+        unless_refused(self.call(at, libc::SYS_fallocate, arguments, wanted.deadline))
     }
 
     fn map_segments(&self, wanted: &Move<'_>, segments: &[Segment]) -> io::Result<()> {
@@ -180,7 +209,8 @@ impl Stopped {
                 segment.start,
                 segment.end - segment.start,
                 u64::from(protection.unsigned_abs()),
-                u64::from((libc::MAP_SHARED | libc::MAP_FIXED).unsigned_abs()),
+                // Populated: a range of which the process has every page need not be stopped for again.
+                u64::from((libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_POPULATE).unsigned_abs()),
                 file,
                 segment.start - wanted.range.0,
             ];
@@ -259,6 +289,16 @@ impl Stopped {
         if self.caller.detach(self.signal).is_err() {
             // ESRCH: it was killed meanwhile.
         }
+    }
+}
+
+/// A profile may refuse a call that makes pages: then whoever touches a page first is charged.
+fn unless_refused(result: io::Result<u64>) -> io::Result<()> {
+    match result {
+        Err(refused) if matches!(refused.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::ENOSYS)) => {
+            Ok(())
+        }
+        result => result.map(|_| ()),
     }
 }
 

@@ -1,7 +1,7 @@
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use gpuslice_sys::SharedMapping;
+use gpuslice_sys::{SharedMapping, TenantMemory};
 
 use super::*;
 
@@ -68,6 +68,7 @@ fn a_thread_of_another_cgroup_and_one_that_is_gone_are_refused() {
     for request in [
         PrivilegedRequest::Thread { tid },
         PrivilegedRequest::SharedRange { tid, range: MemoryRange { start: 4096, length: 4096 } },
+        PrivilegedRequest::PopulateRange { tid, range: MemoryRange { start: 4096, length: 4096 } },
     ] {
         let answer = ask_of(&foreign(), request, None);
         assert_eq!((errno(&answer), answer.1.len()), (Errno::EPERM as i32, 0));
@@ -95,8 +96,16 @@ fn a_shared_range_gives_its_file_and_a_private_one_says_so() {
         ask_of(&own(), PrivilegedRequest::SharedRange { tid, range }, None)
     };
     let (result, files) = ask(mapping.address() + 4096, 4096);
-    assert_eq!(result, PrivilegedResult::Shared { offset: 2 * 4096 });
+    assert_eq!(result, PrivilegedResult::Shared { offset: 2 * 4096, absent: true });
     assert_eq!(identify(files[0].as_fd()).unwrap(), identify(file.as_fd()).unwrap());
+    // A page of the file that this process has not mapped yet counts as absent: who made it can't be told.
+    let writer = std::fs::File::from(file);
+    writer.write_all_at(&[1; 4 * 4096], 0).unwrap();
+    assert_eq!(ask(mapping.address(), 2 * 4096).0, PrivilegedResult::Shared { offset: 4096, absent: true });
+    TenantMemory::new(std::fs::File::open("/proc/self/mem").unwrap().into())
+        .read_at(mapping.address(), &mut [0; 2 * 4096])
+        .unwrap();
+    assert_eq!(ask(mapping.address(), 2 * 4096).0, PrivilegedResult::Shared { offset: 4096, absent: false });
     assert_eq!(errno(&ask(mapping.address(), 1 << 40)), Errno::EFAULT as i32);
     assert_eq!(errno(&ask(4096, 4096)), Errno::EFAULT as i32);
     let local = Box::new([0_u8; 8192]);
