@@ -86,7 +86,8 @@ pub struct Sandboxes {
     pub uid_first: u32,
     /// How many: also the most GPU containers at a time.
     pub uid_count: u32,
-    /// Memory limit of a sandbox's own cgroup.
+    /// Memory limit of a sandbox's own cgroup. Added to it is what the kernel charges there for the container: half a
+    /// GiB of page tables for pinned memory, and the quota of one GPU for managed memory.
     pub memory: Bytes,
     /// Limit on its threads.
     pub pids: u32,

@@ -19,7 +19,7 @@ use gpuslice_sys::jail::{self, Limits};
 /// Most open files: two for each cached thread, a few for each call, and the rest.
 const FILES: u64 = 4096;
 /// Largest file: a memory file for a pinned range.
-pub(crate) const LARGEST_FILE: u64 = 1 << 38;
+pub(crate) const LARGEST_FILE: u64 = gpuslice_proto::MOST_PINNED;
 
 /// Proof that this process is confined.
 #[derive(Debug)]

@@ -24,12 +24,11 @@ mod state;
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, Weak};
 
-use gpuslice_proto::{MemoryRange, PrivilegedRequest, PrivilegedResult};
+use gpuslice_proto::{MOST_PINNED, MemoryRange, PrivilegedRequest, PrivilegedResult};
 use gpuslice_sys::{Listener, SharedMapping, memory};
 use nix::errno::Errno;
 
 use crate::closer::Closer;
-use crate::confine::LARGEST_FILE;
 use crate::gate::locked;
 use crate::link::{LinkError, Shim};
 use crate::log;
@@ -39,8 +38,6 @@ pub(crate) use state::Pins;
 use state::{Claim, Moving, Stage, WAIT, Wanted};
 
 const PAGE: u64 = 4096;
-/// Most bytes shared with the container at a time.
-const MOST_BYTES: u64 = LARGEST_FILE;
 
 /// Moves and populations that the shim has been asked for, and every mapping made.
 #[derive(Debug, Default)]
@@ -96,7 +93,7 @@ fn pages(address: u64, length: u64) -> Option<(MemoryRange, u64)> {
 fn make_room(mappings: &mut Vec<Weak<SharedMapping>>, length: u64) -> Result<(), Errno> {
     mappings.retain(|mapping| mapping.strong_count() > 0);
     let used: u64 = mappings.iter().filter_map(Weak::upgrade).map(|mapping| mapping.length() as u64).sum();
-    if used.saturating_add(length) > MOST_BYTES { Err(Errno::ENOMEM) } else { Ok(()) }
+    if used.saturating_add(length) > MOST_PINNED { Err(Errno::ENOMEM) } else { Ok(()) }
 }
 
 impl PinCall<'_> {

@@ -35,5 +35,8 @@ pub use messages::{
 };
 pub use reason::Reason;
 
+/// Most bytes of a container's memory that its sandbox has mapped for pinning at a time.
+pub const MOST_PINNED: u64 = 1 << 38;
+
 #[cfg(test)]
 mod tests;

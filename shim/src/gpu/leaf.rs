@@ -11,6 +11,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use gpuslice_config::Sandboxes;
+use gpuslice_proto::{GpuSlice, MOST_PINNED};
 use gpuslice_sys::process;
 
 /// Version 1 hierarchies that the sandbox gets a leaf in.
@@ -33,6 +35,20 @@ pub(crate) enum LeafError {
 pub(crate) struct LeafLimits {
     pub(crate) memory: u64,
     pub(crate) pids: u32,
+}
+
+/// Page tables for everything that a sandbox may have mapped for pinning: 8 bytes a page, and the levels above.
+const PAGE_TABLES: u64 = MOST_PINNED / 511;
+
+impl LeafLimits {
+    /// What the sandbox of a container with these GPUs may use: its own, and what the kernel charges to it on the
+    /// container's behalf. That is page tables of pinned memory, and managed memory that a migration command
+    /// brings to the host: the driver charges it to the command's caller. It is bounded by each GPU's quota.
+    pub(crate) fn of(sandboxes: &Sandboxes, gpus: &[GpuSlice]) -> LeafLimits {
+        let managed = gpus.iter().map(|gpu| gpu.memory_hard).min().unwrap_or(0);
+        let memory = sandboxes.memory.count().saturating_add(PAGE_TABLES).saturating_add(managed);
+        LeafLimits { memory, pids: sandboxes.pids }
+    }
 }
 
 /// A leaf; one directory per hierarchy.
@@ -264,6 +280,7 @@ fn limit(leaf: &Path, file: &str, value: &str) -> Result<(), LeafError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpuslice_proto::GpuUuid;
     use proptest::prelude::*;
 
     #[test]
@@ -293,6 +310,23 @@ mod tests {
         {
             assert!(matches!(leaf_path(path, "x"), Err(LeafError::Path { .. })), "{path}");
         }
+    }
+
+    #[test]
+    fn the_limit_has_room_for_what_the_kernel_charges_on_the_containers_behalf() {
+        let gpu = |memory_hard| GpuSlice {
+            uuid: GpuUuid::try_from("GPU-00000000-0000-0000-0000-000000000001".to_owned()).unwrap(),
+            minor: 0,
+            memory_hard,
+            memory_soft: 0,
+            weight: 100,
+        };
+        let sandboxes = Sandboxes::default();
+        let memory = |gpus: &[GpuSlice]| LeafLimits::of(&sandboxes, gpus).memory - sandboxes.memory.count();
+        // Each 2 MiB of pinned memory has a page of entries.
+        assert!(memory(&[]) >= (256 << 30) / (2 << 20) * 4096);
+        assert_eq!(memory(&[gpu(4 << 30), gpu(1 << 30)]), memory(&[]) + (1 << 30));
+        assert_eq!(LeafLimits::of(&sandboxes, &[gpu(u64::MAX)]).memory, u64::MAX);
     }
 
     #[test]

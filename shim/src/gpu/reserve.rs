@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use gpuslice_config::{Config, NodeError};
 use gpuslice_policy::{Branch, UnknownDriver};
-use gpuslice_proto::{ContainerId, GpuUuid, IdError, Lease, Register};
+use gpuslice_proto::{ContainerId, GpuSlice, GpuUuid, IdError, Lease, Register};
 use gpuslice_sys::socket::StateListener;
 
 use super::leaf::{Leaf, LeafError, LeafLimits};
@@ -143,7 +143,7 @@ pub(crate) fn reserve(
     let mut scheduler = Connection::open(&scheduler_path, patience)?;
     let lease = scheduler.register(register.clone())?;
 
-    let ground = ground(config, context, &name, spec)?;
+    let ground = ground(config, context, &name, &register.gpus, spec)?;
     let socket = ground.sockets.join(super::SOCKET);
     let failed = |step, path: &Path| {
         let path = path.to_owned();
@@ -177,6 +177,7 @@ fn ground(
     config: &Config,
     context: &CreateContext,
     name: &str,
+    gpus: &[GpuSlice],
     spec: &serde_json::Value,
 ) -> Result<Ground, StartError> {
     let short = short(name);
@@ -187,7 +188,7 @@ fn ground(
         .create(&sockets)
         .map_err(|source| StartError::Io { step: "create", path: sockets.clone(), source })?;
     let cgroups_path = spec.pointer("/linux/cgroupsPath").and_then(serde_json::Value::as_str).unwrap_or("");
-    let limits = LeafLimits { memory: config.sandboxes.memory.count(), pids: config.sandboxes.pids };
+    let limits = LeafLimits::of(&config.sandboxes, gpus);
     let leaf = Leaf::create(Path::new(CGROUPS), cgroups_path, &format!("{LEAF_PREFIX}{short}"), limits);
     match leaf {
         Ok(leaf) => Ok(Ground { name: name.to_owned(), bundle: context.bundle.clone(), sockets, leaf }),
