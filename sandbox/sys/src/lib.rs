@@ -16,7 +16,7 @@
 //! | [`mod@identify`] | what a file is, without blocking on it |
 //! | [`mod@spawn`] | start a sealed executable with exactly the files named |
 //! | [`jail`] | giving up rights, one step each |
-//! | [`inject`] | moving a range of another process's memory onto a memfd |
+//! | [`inject`] | another process's memory: moving a range onto a memfd, making the pages of one |
 //! | [`resident`] | an idle process gives back its code pages |
 //! | [`wait`] | poll with a deadline |
 

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use gpuslice_sys::inject::{Move, MoveError, Populate, move_range, populate};
 use gpuslice_sys::{Answer, Arg, Listener, Notification, SharedMapping, ioctl, memory};
-use support::{TRAPPED, hear, listener, numbers, parent, soon, start, tell, under_the_trap};
+use support::{
+    TRAPPED, hear, listener, numbers, parent, soon, start, tell, under_the_trap, under_the_trap_of_kind,
+};
 
 const LENGTH: usize = 64 * 4096;
 
@@ -157,9 +159,10 @@ fn child_has_its_memory_populated() {
     let Some(parent) = parent() else { return };
     // Under the trap this would wait for an answer.
     let file = memory::memfd("shared", LENGTH as u64).unwrap();
-    let writable = hear(&parent).0 == "writable";
+    let (wanted, _) = hear(&parent);
+    let (writable, killable) = (wanted.contains("writable"), wanted.contains("killable"));
     let mapping = SharedMapping::new(file.as_fd(), 0, LENGTH, writable).unwrap();
-    under_the_trap(&parent);
+    under_the_trap_of_kind(&parent, killable);
     let stop = Arc::new(AtomicBool::new(false));
     let others: Vec<_> = (0..4)
         .map(|_| {
@@ -230,10 +233,13 @@ fn the_calling_thread_alone_stops_and_makes_the_pages_of_a_range() {
     let blocks = LENGTH as u64 / 512;
     assert_eq!(populated("writable", 0), (Ok(()), 0, blocks));
     assert_eq!(populated("read-only", 0), (Ok(()), 0, blocks));
+    assert_eq!(populated("writable killable", 0), (Ok(()), 0, blocks));
 }
 
 #[test]
 fn a_range_with_a_hole_cannot_be_populated() {
     let (result, _, _) = populated("writable", 1 << 30);
+    assert_eq!(result, Err(Some(libc::ENOMEM)));
+    let (result, _, _) = populated("writable killable", 1 << 30);
     assert_eq!(result, Err(Some(libc::ENOMEM)));
 }

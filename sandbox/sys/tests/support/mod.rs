@@ -96,8 +96,13 @@ pub fn trap() -> Vec<Instruction> {
 
 /// Puts the calling thread under [`trap`] and sends the listener to the parent.
 pub fn under_the_trap(parent: &Socket) {
+    under_the_trap_of_kind(parent, false);
+}
+
+/// The same, with `WAIT_KILLABLE_RECV` if `killable`.
+pub fn under_the_trap_of_kind(parent: &Socket, killable: bool) {
     jail::no_new_privileges().unwrap();
-    let listener = bpf::install_with_listener(&trap(), false).unwrap();
+    let listener = bpf::install_with_listener(&trap(), killable).unwrap();
     tell(parent, "listener", &[listener.as_fd()]);
 }
 
