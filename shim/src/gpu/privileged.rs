@@ -7,7 +7,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -268,16 +268,22 @@ impl Container {
             return Err(refused(Errno::ENOTSUP, "a shared mapping of a file that can't be pinned"));
         }
         let path = folder.join("map_files").join(mapping.entry());
+        let place = OpenOptions::new().read(true).custom_flags(libc::O_PATH).open(path);
+        let place = place.map_err(failed("file of the mapping"))?;
+        let found = identify(place.as_fd()).map_err(failed("identify the file"))?;
+        if (found.dev, found.inode) != (mapping.device, mapping.inode) {
+            return Err(refused(Errno::ESTALE, "the mapping changed meanwhile"));
+        }
+        // To open a device is to act on it, with this process's rights: for the driver, a new file of its own.
+        if found.mode & libc::S_IFMT != libc::S_IFREG {
+            return Err(refused(Errno::ENOTSUP, "a shared mapping of a device can't be pinned"));
+        }
         let file = OpenOptions::new()
             .read(true)
             .write(mapping.writable)
             .custom_flags(libc::O_NONBLOCK)
-            .open(path)
+            .open(format!("/proc/self/fd/{}", place.as_raw_fd()))
             .map_err(failed("file of the mapping"))?;
-        let found = identify(file.as_fd()).map_err(failed("identify the file"))?;
-        if (found.dev, found.inode) != (mapping.device, mapping.inode) {
-            return Err(refused(Errno::ESTALE, "the mapping changed meanwhile"));
-        }
         Ok(file.into())
     }
 
@@ -296,9 +302,8 @@ impl Container {
         let mut total = 0_u64;
         let directory = self.membership.directory(&self.cgroups);
         for pid in directory.as_deref().map(processes).unwrap_or_default() {
-            let folder = self.proc.join(pid.to_string());
             // A process that has ended has no mappings.
-            let Ok(text) = fs::read_to_string(folder.join("maps")) else { continue };
+            let Some((folder, text)) = self.mappings(pid) else { continue };
             let mut known: Vec<((u32, u32), u64, bool)> = Vec::new();
             for mapping in maps::parse(&text).filter(|mapping| mapping.shared && mapping.inode != 0) {
                 let seen = known
@@ -322,6 +327,20 @@ impl Container {
             }
         }
         PrivilegedResult::UvmRanges { ranges, total }
+    }
+
+    /// The mappings of a process, and the folder of a thread that shows them: a process goes on without its first
+    /// thread, whose folder shows none from then on.
+    fn mappings(&self, pid: u32) -> Option<(PathBuf, String)> {
+        let leader = self.proc.join(pid.to_string());
+        let of = |folder: PathBuf| {
+            let text = fs::read_to_string(folder.join("maps")).ok().filter(|text| !text.is_empty())?;
+            Some((folder, text))
+        };
+        of(leader.clone()).or_else(|| {
+            let threads = fs::read_dir(leader.join("task")).ok()?.flatten();
+            threads.into_iter().find_map(|thread| of(self.proc.join(thread.file_name())))
+        })
     }
 
     /// Whether a mapping is one of the UVM device; `None` when it is gone. Opens nothing but the path, so no server

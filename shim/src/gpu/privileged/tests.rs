@@ -142,3 +142,37 @@ fn mappings_of_the_uvm_file_are_counted_in_every_process_and_no_others() {
         PrivilegedResult::UvmRanges { ranges: vec![(std::process::id(), range)], total: 1 << 20 }
     );
 }
+
+#[test]
+fn a_process_without_its_first_thread_is_counted_by_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = std::fs::File::create(folder.path().join("nvidia-uvm")).unwrap();
+    let found = identify(file.as_fd()).unwrap();
+    let make = |path: &str, text: &str| {
+        let path = folder.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    make("pids/pod/c1/cgroup.procs", "7\n");
+    make("1/cgroup", "3:pids:/pod/c1\n");
+    // As of a process whose first thread called exit(2): the kernel shows no memory there.
+    make("7/maps", "");
+    make("7/task/7/comm", "");
+    make("7/task/8/comm", "");
+    let line = format!(
+        "1000-201000 rw-s 00001000 {:x}:{:x} {} /dev/nvidia-uvm\n",
+        found.dev.0, found.dev.1, found.inode
+    );
+    make("8/maps", &line);
+    std::fs::create_dir(folder.path().join("8/map_files")).unwrap();
+    let place = folder.path().join("8/map_files/1000-201000");
+    std::os::unix::fs::symlink(folder.path().join("nvidia-uvm"), place).unwrap();
+    let membership = Membership::of(folder.path(), 1).unwrap();
+    let uvm = UvmFile::File { device: found.dev, inode: found.inode };
+    let mut asked = container(membership, uvm);
+    asked.proc = folder.path().to_owned();
+    asked.cgroups = folder.path().to_owned();
+    let result = ask_of(&asked, PrivilegedRequest::UvmRanges, None).0;
+    let range = MemoryRange { start: 0x1000, length: 0x20_0000 };
+    assert_eq!(result, PrivilegedResult::UvmRanges { ranges: vec![(7, range)], total: 0x20_0000 });
+}
