@@ -130,6 +130,7 @@ pub(crate) async fn prepare(
     spec: &mut Value,
 ) -> Result<Prepared, GpuError> {
     admission::judge_container(spec, &context.runtime, &Host::default(), Fence::Absent)?;
+    admission::judge_mounts(spec, &config.run_dir)?;
     let majors = Majors::read(&node.proc_devices)
         .map_err(|source| GpuError::Majors { path: node.proc_devices.clone(), source })?;
     let granted = devices::granted(spec, &majors)?;

@@ -10,6 +10,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+mod names;
+
 use super::spec::{self, Malformed, Numbers};
 
 /// Capabilities refused to every container: each opens a way around the trap.
@@ -70,6 +72,14 @@ pub(crate) enum Refusal {
     #[error("namespace {}: can't be read ({reason})", path.display())]
     Namespace { path: PathBuf, reason: String },
     #[error(
+        "a bind mount of {source_path} shows the container this node's sockets in {run_dir}, which take root's word: drop it"
+    )]
+    Sockets { source_path: String, run_dir: String },
+    #[error(
+        "the name {found:?} at {place} is another form of {known:?}, for which runtimes may take it: write it so"
+    )]
+    Name { found: String, place: String, known: String },
+    #[error(
         "the seccomp profile uses notifications itself ({at}): the kernel allows one listener; use a profile without SCMP_ACT_NOTIFY"
     )]
     Notify { at: &'static str },
@@ -106,6 +116,7 @@ pub(crate) fn judge_container(
     fence: Fence,
 ) -> Result<(), Refusal> {
     judge_runtime(runtime)?;
+    names::judge(root)?;
     judge_devices(root, fence)?;
     judge_namespaces(root, host, fence)?;
     judge_profile(root)?;
@@ -121,14 +132,37 @@ pub(crate) fn judge_container(
 /// # Errors
 /// The first [`Refusal`] met.
 pub(crate) fn judge_process(process: &Value, fence: Fence) -> Result<(), Refusal> {
+    names::judge(process)?;
     for set in CAPABILITY_SETS {
         for name in spec::texts(process, &format!("/capabilities/{set}"))? {
             let upper = name.to_ascii_uppercase();
             let plain = upper.strip_prefix("CAP_").unwrap_or(&upper);
             let unfenced = fence == Fence::Absent && CAPABILITIES_UNFENCED.contains(&plain);
-            if unfenced || CAPABILITIES.contains(&plain) {
+            // A runtime's library may take numbers for names.
+            let strange = !plain.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'_');
+            if unfenced || strange || CAPABILITIES.contains(&plain) {
                 return Err(Refusal::Capability { name: plain.to_owned(), set });
             }
+        }
+    }
+    Ok(())
+}
+
+/// Judges the mounts at create: the sockets of the shim and the scheduler believe whoever is root, and root of a
+/// container without a user namespace is.
+///
+/// # Errors
+/// [`Refusal::Sockets`].
+pub(crate) fn judge_mounts(root: &Value, run_dir: &Path) -> Result<(), Refusal> {
+    let whole = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let ours = whole(run_dir);
+    for mount in spec::list(root, "/mounts")? {
+        let Some(source) = spec::text(mount, "source")?.filter(|source| source.starts_with('/')) else {
+            continue;
+        };
+        if whole(Path::new(source)).starts_with(&ours) {
+            let run_dir = run_dir.display().to_string();
+            return Err(Refusal::Sockets { source_path: source.to_owned(), run_dir });
         }
     }
     Ok(())
@@ -160,12 +194,14 @@ fn judge_devices(root: &Value, fence: Fence) -> Result<(), Refusal> {
     }
     for rule in spec::list(root, "/linux/resources/devices")? {
         let allow = rule.get("allow").and_then(Value::as_bool).unwrap_or(false);
-        let access = spec::text(rule, "access")?.unwrap_or("rwm");
-        // Making a node gives no access to what is behind it.
-        if !allow || !access.contains(['r', 'w']) {
+        let access = spec::text(rule, "access")?.filter(|access| !access.is_empty()).unwrap_or("rwm");
+        let numbers = Numbers::of(rule)?;
+        // Making a node gives no access to what is behind it. But of a rule for "a" the kernel reads no more: it
+        // allows everything.
+        if !allow || (numbers.kind != 'a' && !access.contains(['r', 'w'])) {
             continue;
         }
-        judge_rule(Numbers::of(rule)?, access, &granted, fence)?;
+        judge_rule(numbers, access, &granted, fence)?;
     }
     Ok(())
 }
@@ -188,32 +224,37 @@ fn judge_rule(numbers: Numbers, access: &str, granted: &[Numbers], fence: Fence)
 
 fn judge_namespaces(root: &Value, host: &Host, fence: Fence) -> Result<(), Refusal> {
     let list = spec::list(root, "/linux/namespaces")?;
-    let kinds: &[(&str, &str)] = match fence {
-        Fence::Absent => &[("pid", "pid"), ("ipc", "ipc"), ("network", "net")],
-        Fence::Present => &[("pid", "pid"), ("ipc", "ipc")],
+    let kinds: &[(&'static str, &str)] = match fence {
+        Fence::Absent => &[("pid", "pid"), ("ipc", "ipc"), ("mount", "mnt"), ("network", "net")],
+        Fence::Present => &[("pid", "pid"), ("ipc", "ipc"), ("mount", "mnt")],
     };
     for (kind, file) in kinds {
-        let mut found = None;
+        let mut found = false;
         for namespace in list {
             if spec::text(namespace, "type")? == Some(*kind) {
-                found = Some(spec::text(namespace, "path")?.unwrap_or_default());
-            }
-        }
-        match found {
-            None => return Err(Refusal::HostNamespace { kind }),
-            Some("") => {}
-            Some(path) => {
-                let joined = namespace_of(Path::new(path))?;
-                if namespace_of(&host.proc.join("self/ns").join(file))? == joined {
-                    return Err(Refusal::HostNamespace { kind });
-                }
-                // Where init's own can't be looked at, not even by root, no container can be put into it either.
-                let init = fs::metadata(host.proc.join("1/ns").join(file));
-                if init.is_ok_and(|data| (data.dev(), data.ino()) == joined) {
-                    return Err(Refusal::HostNamespace { kind });
+                found = true;
+                let path = spec::text(namespace, "path")?.unwrap_or_default();
+                if !path.is_empty() {
+                    judge_joined(kind, Path::new(path), host, file)?;
                 }
             }
         }
+        if !found {
+            return Err(Refusal::HostNamespace { kind });
+        }
+    }
+    Ok(())
+}
+
+fn judge_joined(kind: &'static str, path: &Path, host: &Host, file: &str) -> Result<(), Refusal> {
+    let joined = namespace_of(path)?;
+    if namespace_of(&host.proc.join("self/ns").join(file))? == joined {
+        return Err(Refusal::HostNamespace { kind });
+    }
+    // Where init's own can't be looked at, not even by root, no container can be put into it either.
+    let init = fs::metadata(host.proc.join("1/ns").join(file));
+    if init.is_ok_and(|data| (data.dev(), data.ino()) == joined) {
+        return Err(Refusal::HostNamespace { kind });
     }
     Ok(())
 }

@@ -58,9 +58,13 @@ fn a_container_of_default_settings_passes() {
 
 #[test]
 fn a_device_rule_for_everything_is_refused_as_privileged() {
-    for rule in
-        [json!({ "allow": true, "access": "rwm" }), json!({ "allow": true, "type": "a", "access": "r" })]
-    {
+    for rule in [
+        json!({ "allow": true, "access": "rwm" }),
+        json!({ "allow": true, "type": "a", "access": "r" }),
+        // The kernel reads no further than "a".
+        json!({ "allow": true, "type": "a", "access": "m" }),
+        json!({ "allow": true, "access": "" }),
+    ] {
         let mut root = default_spec();
         add(&mut root, "/linux/resources/devices", rule);
         assert!(refusal(&root).contains("--privileged"));
@@ -117,6 +121,8 @@ fn each_capability_is_refused_in_each_set_at_create_and_at_exec() {
         "CAP_PERFMON",
         "CAP_SYS_PTRACE",
         "sys_admin",
+        "21",
+        "0x15",
     ] {
         for set in CAPABILITY_SETS {
             let mut root = default_spec();
@@ -132,7 +138,7 @@ fn each_capability_is_refused_in_each_set_at_create_and_at_exec() {
 
 #[test]
 fn a_missing_namespace_is_the_hosts() {
-    for kind in ["pid", "ipc", "network"] {
+    for kind in ["pid", "ipc", "network", "mount"] {
         let mut root = default_spec();
         spec::list_mut(&mut root, "/linux/namespaces").unwrap().retain(|entry| entry["type"] != kind);
         assert!(matches!(judge(&root), Err(Refusal::HostNamespace { kind: found }) if found == kind));
@@ -163,6 +169,12 @@ fn a_joined_namespace_is_compared_with_the_hosts_by_inode() {
     joined("pod").unwrap();
     assert_eq!(joined("host"), Err(Refusal::HostNamespace { kind: "ipc" }));
     assert!(matches!(joined("gone"), Err(Refusal::Namespace { .. })));
+    // Named twice, each of the two counts.
+    let mut root = default_spec();
+    add(&mut root, "/linux/namespaces", json!({ "type": "ipc" }));
+    root["linux"]["namespaces"][1]["path"] = json!(folder.path().join("host"));
+    let judged = judge_container(&root, Path::new("runc"), &host, Fence::Absent);
+    assert_eq!(judged, Err(Refusal::HostNamespace { kind: "ipc" }));
 }
 
 #[test]
@@ -236,6 +248,45 @@ fn a_field_of_the_wrong_type_is_refused_by_name() {
         root.pointer_mut(parent).unwrap()[field] = value;
         assert!(matches!(judge(&root), Err(Refusal::Malformed(_))), "{pointer}");
     }
+}
+
+#[test]
+fn a_name_that_go_takes_for_another_is_refused() {
+    let forms =
+        [("linux", "Linux"), ("linux", "LINUX"), ("process", "proce\u{17f}s"), ("hooks", "hoo\u{212a}s")];
+    for (known, found) in forms {
+        let mut root = default_spec();
+        root[found] = json!({});
+        assert!(matches!(judge(&root), Err(Refusal::Name { known: named, .. }) if named == known), "{found}");
+    }
+    for pointer in ["/linux", "/linux/resources/devices/0", "/linux/namespaces/0"] {
+        let mut root = default_spec();
+        root.pointer_mut(pointer).unwrap()["\u{17f}eccomp"] = json!(null);
+        assert!(matches!(judge(&root), Err(Refusal::Name { .. })), "{pointer}");
+    }
+    let process = json!({ "Capabilities": { "bounding": ["CAP_SYS_ADMIN"] } });
+    assert!(matches!(judge_process(&process, Fence::Absent), Err(Refusal::Name { .. })));
+    let mut root = default_spec();
+    root["annotations"] = json!({ "Linux": "1", "TYPE": "2" });
+    root["future"] = json!({ "New": 1 });
+    judge(&root).unwrap();
+}
+
+#[test]
+fn a_mount_of_the_sockets_is_refused_by_whatever_path() {
+    let folder = tempfile::tempdir().unwrap();
+    let run_dir = folder.path().join("gpuslice");
+    fs::create_dir_all(run_dir.join("c")).unwrap();
+    symlink(&run_dir, folder.path().join("other")).unwrap();
+    let judged = |source: &Path| {
+        let root = json!({ "mounts": [{ "type": "proc", "source": "proc" }, { "source": source }] });
+        judge_mounts(&root, &run_dir)
+    };
+    for source in ["gpuslice", "gpuslice/c", "gpuslice/scheduler.sock", "other/c", "gpuslice/./c/.."] {
+        assert!(matches!(judged(&folder.path().join(source)), Err(Refusal::Sockets { .. })), "{source}");
+    }
+    fs::create_dir(folder.path().join("gpuslice2")).unwrap();
+    judged(&folder.path().join("gpuslice2")).unwrap();
 }
 
 proptest! {
