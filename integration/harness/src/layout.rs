@@ -19,6 +19,12 @@ impl Node {
         let busybox = system("busybox")?;
         std::fs::copy(&busybox, rootfs.join("bin/busybox"))
             .with_context(|| format!("copy {}", busybox.display()))?;
+        for library in libraries(&busybox)? {
+            let place = rootfs.join(library.strip_prefix("/").unwrap_or(&library));
+            std::fs::create_dir_all(place.parent().context("a library lies in a folder")?)
+                .context("make a folder")?;
+            std::fs::copy(&library, &place).with_context(|| format!("copy {}", library.display()))?;
+        }
         let applets = "sh ash cat cut echo env false grep head id kill ls mkdir mount nc ps pwd rm sleep sort stty test \
                        true tty wc yes dd od touch tr seq trap";
         for applet in applets.split_whitespace() {
@@ -121,6 +127,18 @@ impl Node {
         let spec: Value = serde_json::from_slice(&spec).context("read a bundle's spec")?;
         spec.pointer("/linux/seccomp").cloned().context("ctr wrote no profile")
     }
+}
+
+/// What a program is linked with; nothing for a static one.
+fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let output = crate::run::output(std::process::Command::new("ldd").arg(program))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    Ok(text
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+        .map(PathBuf::from)
+        .filter(|path| path.is_file())
+        .collect())
 }
 
 /// Makes a directory that only root enters.
