@@ -121,7 +121,7 @@ impl<D: Driver> Sandbox<D> {
         let field = FileField { at: 48, kind: FileKind::Frontend, optional: true };
         let files = self.translate(call, &[field], bytes)?;
         let pins = self.objects.pin(&[name]).map_err(|_gone| Stop::Status(status::OBJECT_NOT_FOUND))?;
-        let held = pins.ids().first().map(|id| self.hold_mapped(name, *id, call.caller.tgid()));
+        let held = pins.ids().first().map(|id| self.hold_mapped(name, *id));
         let done = match held.transpose() {
             Ok(_) => self.forward_flat(call, row, bytes).map_err(Stop::from),
             Err(stop) => Err(stop),

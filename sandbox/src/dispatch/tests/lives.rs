@@ -188,7 +188,7 @@ fn only_files_that_this_container_exported_to_are_imported_from() {
 }
 
 #[test]
-fn video_memory_that_a_process_mapped_stays_until_that_process_ends() {
+fn video_memory_that_was_mapped_outlives_handle_client_and_process() {
     let sandbox = sandbox(64 * MIB);
     let mut tenant = Tenant::new(&sandbox);
     tenant.memory(1, 10, 2 * MIB);
@@ -197,14 +197,14 @@ fn video_memory_that_a_process_mapped_stays_until_that_process_ends() {
     assert_eq!((tenant.map(10), tenant.map(10)), (0, 0));
     tenant.caller.process = first + 1;
     assert_eq!(tenant.map(10), 0);
-    assert_eq!((tenant.used(), sandbox.driver().in_use(0)), both);
     tenant.free(10);
     assert_eq!((tenant.used(), sandbox.driver().in_use(0)), both);
-    sandbox.driver().drop_client(tenant.client);
+    // It ends, or only executes another program: the file that was mapped may be anywhere by now.
     sandbox.process_ended(first);
-    assert_eq!((tenant.used(), sandbox.driver().in_use(0)), both, "the second process may still reach it");
     sandbox.process_ended(first + 1);
-    assert_eq!((tenant.used(), sandbox.driver().in_use(0)), (0, 0));
+    sandbox.driver().drop_client(tenant.client);
+    sandbox.sweep();
+    assert_eq!((tenant.used(), sandbox.driver().in_use(0)), both);
 }
 
 #[test]
