@@ -6,7 +6,7 @@ use gpuslice_sys::Arg;
 use nix::errno::Errno;
 
 use crate::bytes::{get32, get64, index, part_mut, put_file, put32, put64};
-use crate::dispatch::{Call, Outcome, Sandbox, Stop, conclude};
+use crate::dispatch::{Call, HOST_PAGE, Outcome, Sandbox, Stop, conclude};
 use crate::driver::Driver;
 use crate::ledger::{Charge, rounded};
 use crate::objects::{Id, Kind, Name, New};
@@ -34,7 +34,6 @@ const SYSTEM_MEMORY: u32 = 0x3e;
 const OS_DESCRIPTOR: u32 = 0x71;
 /// Bytes of the page that takes the place of the driver's shared one.
 const SHARED_PAGE: u64 = 64 << 10;
-const HOST_PAGE: u64 = 4096;
 
 /// Where the fields of the two forms of the command stand.
 struct Form {

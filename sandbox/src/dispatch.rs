@@ -96,6 +96,8 @@ pub enum UvmVerdict {
 
 /// Most host memory that the driver may allocate for a container, and pin of it: it is in no cgroup.
 const HOST_MEMORY: u64 = 256 << 30;
+/// Page of the processor.
+pub(crate) const HOST_PAGE: u64 = 4096;
 /// Most bytes that one call may copy in.
 pub(crate) const MOST_COPIED: usize = 1 << 20;
 
@@ -227,6 +229,12 @@ impl<D: Driver> Sandbox<D> {
     /// # Errors
     /// `ENOMEM` over the quota.
     pub fn charge_uvm_mapping(&self, length: u64) -> Result<(), Errno> {
+        // Whole pages are mapped.
+        let length = length.checked_next_multiple_of(HOST_PAGE).ok_or(Errno::ENOMEM)?;
+        if length == 0 {
+            // The kernel maps nothing, and says so.
+            return Ok(());
+        }
         self.uvm_charges.charge(length, Instant::now()).map_err(|_over| {
             for account in &self.accounts {
                 account.count_denied();
@@ -244,7 +252,6 @@ impl<D: Driver> Sandbox<D> {
     pub fn process_ended(&self, tgid: u32) {
         self.end_uvm_files(tgid);
         self.end_exports(tgid);
-        self.end_mapped(tgid);
         self.sweep();
     }
 
@@ -264,9 +271,10 @@ impl<D: Driver> Sandbox<D> {
         self.accounts.iter().any(|account| account.used() != 0) || self.host.used() != 0
     }
 
-    /// UVM mappings are charged, so that [`audit_uvm`](Self::audit_uvm) has something to compare.
-    pub fn has_uvm_charges(&self) -> bool {
-        self.uvm_charges.bytes() != 0
+    /// The container may have mappings of the UVM file, so that [`audit_uvm`](Self::audit_uvm) has something to
+    /// compare: also those that were made behind our back, when nothing is charged.
+    pub fn has_uvm(&self) -> bool {
+        self.uvm_files.were_any() || self.uvm_charges.bytes() != 0
     }
 
     /// The ledger of each granted GPU, in the order of the settings.

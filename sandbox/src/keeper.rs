@@ -66,7 +66,8 @@ impl Calls {
         let mut looks = 0;
         let mut stopped = false;
         loop {
-            let busy = server.sandbox.has_charges() || server.services.closer.is_busy();
+            let busy =
+                server.sandbox.has_charges() || server.sandbox.has_uvm() || server.services.closer.is_busy();
             let longest = match (looks, busy) {
                 (1.., _) => ENDING,
                 (0, true) => BUSY.saturating_sub(round.elapsed()),
@@ -84,8 +85,10 @@ impl Calls {
             round = Instant::now();
             if server.sandbox.has_charges() {
                 server.sandbox.sweep();
-                uvm_audit::audit(&server.sandbox, &server.services.shim);
                 server.activity.note();
+            }
+            if server.sandbox.has_uvm() {
+                uvm_audit::audit(&server.sandbox, &server.services.shim);
             }
             if !stopped && server.services.closer.blocked() {
                 stopped = true;

@@ -77,6 +77,7 @@ impl<D: Driver> Sandbox<D> {
                 let set = get64(bytes, 0)?;
                 put64(bytes, 0, set | MULTI_PROCESS_SHARING)?;
                 flags = Some(set);
+                self.uvm_files.begin();
                 if known.is_none() {
                     self.uvm_files.room().map_err(|_full| Stop::Status(status::NO_MEMORY))?;
                     After::Initialized

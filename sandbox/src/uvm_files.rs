@@ -62,6 +62,8 @@ impl UvmFile {
 struct State {
     files: Vec<UvmFile>,
     next: u64,
+    /// A file was initialised, or nearly.
+    any: bool,
 }
 
 impl State {
@@ -94,6 +96,17 @@ impl UvmFiles {
                 Err(_) => alone && known.owner == tgid,
             })
             .map(|known| known.number)
+    }
+
+    /// A UVM file is about to be initialised. From then on somebody may map one, whatever becomes of the call and
+    /// whatever is closed meanwhile.
+    pub(crate) fn begin(&self) {
+        self.lock().any = true;
+    }
+
+    /// Whether that was ever so.
+    pub(crate) fn were_any(&self) -> bool {
+        self.lock().any
     }
 
     /// Enters a file that process `tgid` initialised.

@@ -155,3 +155,30 @@ fn address_spaces_are_bounded() {
     tenant.free(0x1000);
     assert_eq!(tenant.alloc(1, 0x1000, 0x90f1, &[0; 56]), 0);
 }
+
+#[test]
+fn uvm_is_audited_from_the_first_file_on_though_nothing_is_charged() {
+    let sandbox = sandbox(64 * MIB);
+    let tenant = Tenant::new(&sandbox);
+    assert!(!sandbox.has_uvm());
+    tenant.uvm_initialize();
+    assert!(sandbox.has_uvm() && !sandbox.has_charges());
+    // A child may have the file still, and a mapping made by a race with the check of its file is charged nowhere.
+    sandbox.process_ended(tenant.caller.process);
+    assert!(sandbox.has_uvm());
+    let verdict = sandbox.audit_uvm(2 * MIB);
+    assert_eq!(verdict, crate::dispatch::UvmVerdict::Uncharged { found: 2 * MIB, charged: 0 });
+}
+
+#[test]
+fn uvm_mappings_are_charged_by_whole_pages_and_empty_ones_leave_nothing() {
+    let sandbox = sandbox(64 * MIB);
+    for _ in 0..3 {
+        sandbox.charge_uvm_mapping(0).unwrap();
+    }
+    assert_eq!(sandbox.usage()[0].used, 0);
+    sandbox.charge_uvm_mapping(1).unwrap();
+    assert_eq!(sandbox.usage()[0].used, 4096);
+    assert_eq!(sandbox.audit_uvm(4096), crate::dispatch::UvmVerdict::Charged);
+    assert!(sandbox.charge_uvm_mapping(u64::MAX).is_err());
+}
