@@ -118,8 +118,13 @@ fn kill_runtimes(bundle: &Path) {
     }
 }
 
-/// A runtime of ours: root's, with a log file in this very bundle among its first arguments.
+/// A runtime of ours: in this process's own pid namespace, with a log file in this very bundle among its first
+/// arguments. A container's process isn't even looked at: its arguments lie in its memory, which may answer late.
 fn works_on(process: &Path, bundle: &Path) -> bool {
+    let namespace = |process: &Path| fs::read_link(process.join("ns/pid")).ok();
+    if namespace(process).is_none_or(|found| Some(found) != namespace(Path::new("/proc/self"))) {
+        return false;
+    }
     let Ok(line) = fs::read(process.join("cmdline")) else { return false };
     let mut words = line.split(|byte| *byte == 0).take(8);
     let names_log = words.any(|word| word == b"--log");
