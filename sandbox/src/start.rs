@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use gpuslice_policy::Branch;
 use gpuslice_proto::{Receiver, SandboxSettings, SandboxToShim, ShimToSandbox};
+use gpuslice_sys::resident::Code;
 use gpuslice_sys::{Socket, jail};
 
 use crate::activity::Activity;
@@ -86,12 +87,15 @@ fn run_to_end<T, D: Driver + 'static>(
     jail::close_from(files).map_err(at("closing files"))?;
     jail::quiet_malloc(HEAPS).map_err(at("setting up malloc"))?;
     let control = jail::inherited_file(CONTROL).map_err(at("taking the control socket"))?;
+    let code = Code::find().map_err(at("finding the code in memory"))?;
     let prepared = before_confinement().map_err(at("preparing the driver"))?;
     confine::drop_rights(uid).map_err(RunError::Confine)?;
     let activity = Activity::new().map_err(at("making a socket pair"))?;
     let crew = Crew::start().map_err(at("starting threads"))?;
     let confined = confine::install_program(&Branch::every_command()).map_err(RunError::Confine)?;
-    serve(&confined, (control, activity), &crew, |settings, files| make_driver(prepared, settings, files))
+    serve(&confined, (control, activity, code), &crew, |settings, files| {
+        make_driver(prepared, settings, files)
+    })
 }
 
 /// Heaps that the threads share: the main one, which grows by brk. Giving memory of any other one back makes glibc
@@ -114,7 +118,7 @@ fn arguments() -> Result<u32, RunError> {
 
 fn serve<D: Driver + 'static>(
     _confined: &Confined,
-    (control, activity): (OwnedFd, Activity),
+    (control, activity, code): (OwnedFd, Activity, Code),
     crew: &Arc<Crew<D>>,
     make_driver: impl FnOnce(&SandboxSettings, &OwnFiles) -> io::Result<D>,
 ) -> Result<(), RunError> {
@@ -142,5 +146,5 @@ fn serve<D: Driver + 'static>(
     });
     crew.begin(Arc::clone(&server));
     server.services.shim.send(&SandboxToShim::Ready).map_err(RunError::Link)?;
-    supervise(&server, crew, receiver).map_err(RunError::Serve)
+    supervise(&server, crew, receiver, code).map_err(RunError::Serve)
 }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use gpuslice_proto::{Receiver, SandboxToShim, ShimToSandbox};
 use gpuslice_sys::Listener;
+use gpuslice_sys::resident::Code;
 use gpuslice_sys::wait::{Wanted, poll};
 
 use crate::crew::Crew;
@@ -33,6 +34,8 @@ pub(crate) enum EndError {
 
 /// Shortest time between two reports that nobody asked for.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Quiet time after which the code's memory is given back.
+const REST: Duration = Duration::from_secs(1);
 /// Longest wait for a message that was announced.
 const READ: Duration = Duration::from_secs(1);
 
@@ -42,6 +45,8 @@ struct Supervisor<'a, D: Driver> {
     receiver: Receiver<ShimToSandbox>,
     scheduler: Scheduler,
     deaf_until: Instant,
+    code: Code,
+    rest_at: Option<Instant>,
 }
 
 /// Runs until the shim closes its socket.
@@ -49,9 +54,11 @@ pub(crate) fn supervise<D: Driver + 'static>(
     server: &Server<D>,
     crew: &Crew<D>,
     receiver: Receiver<ShimToSandbox>,
+    code: Code,
 ) -> Result<(), EndError> {
-    let mut supervisor =
-        Supervisor { server, crew, receiver, scheduler: Scheduler::default(), deaf_until: Instant::now() };
+    let now = Instant::now();
+    let (scheduler, rest_at) = (Scheduler::default(), Some(now + REST));
+    let mut supervisor = Supervisor { server, crew, receiver, scheduler, deaf_until: now, code, rest_at };
     loop {
         match supervisor.turn() {
             Ok(()) => {}
@@ -71,7 +78,7 @@ impl<D: Driver + 'static> Supervisor<'_, D> {
         wanted.extend(listens.then(|| read(self.server.activity.as_fd())));
         wanted.extend(self.scheduler.file().map(read));
         wanted.extend(threads.iter().map(|(_, thread)| read(thread.as_fd())));
-        let pause = (!listens).then_some(self.deaf_until);
+        let pause = if listens { self.rest_at } else { Some(self.deaf_until) };
         let ready = poll(&wanted, pause).map_err(EndError::Poll)?;
         let mut ready = ready.into_iter().map(|ready| ready.readable || ready.closed);
         let mut next = || ready.next() == Some(true);
@@ -87,11 +94,22 @@ impl<D: Driver + 'static> Supervisor<'_, D> {
         }
         if activity && self.server.activity.take() {
             self.deaf_until = Instant::now() + PAUSE;
+            self.rest_at = Some(self.deaf_until + REST);
             self.crew.turns.active();
             self.crew.keeper.look();
             self.report();
         }
+        self.rest();
         if shim { self.serve_shim() } else { Ok(()) }
+    }
+
+    /// Gives the code's memory back, once, when there was no call for a while.
+    fn rest(&mut self) {
+        if self.rest_at.take_if(|at| *at <= Instant::now()).is_some()
+            && let Err(failed) = self.code.release()
+        {
+            log::line(format_args!("can't give memory back: {failed}"));
+        }
     }
 
     fn thread_ended(&self, tid: u32, thread: &Arc<Thread>) {

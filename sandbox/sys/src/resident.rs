@@ -9,19 +9,42 @@ use std::ptr;
 
 use crate::call::check;
 
+/// Where this process's code lies.
+#[derive(Debug)]
+pub struct Code(Vec<(usize, usize)>);
+
+impl Code {
+    /// Looks in `/proc/self/maps`.
+    ///
+    /// # Errors
+    /// Those of reading it.
+    pub fn find() -> io::Result<Code> {
+        let maps = std::fs::read_to_string("/proc/self/maps")?;
+        Ok(Code(maps.lines().filter_map(code).collect()))
+    }
+
+    /// Drops the code's pages. Nothing may have been unmapped since they were found.
+    ///
+    /// # Errors
+    /// Those of madvise(2); nothing is lost then.
+    pub fn release(&self) -> io::Result<()> {
+        for (start, length) in &self.0 {
+            let address = ptr::without_provenance_mut::<c_void>(*start);
+            // SAFETY: MADV_DONTNEED must not drop bytes that somebody needs: the mapping is private, executable
+            // and not writable, so every page is a copy of its file, which the kernel reads again at the next use.
+            let result = unsafe { libc::madvise(address, *length, libc::MADV_DONTNEED) };
+            check(result)?;
+        }
+        Ok(())
+    }
+}
+
 /// Drops the code pages of this process and the unused ends of its heap.
 ///
 /// # Errors
-/// Those of reading `/proc/self/maps` and of madvise(2); nothing is lost then.
+/// Those of [`Code`]; nothing is lost then.
 pub fn release() -> io::Result<()> {
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
-    for (start, length) in maps.lines().filter_map(code) {
-        let address = ptr::without_provenance_mut::<c_void>(start);
-        // SAFETY: MADV_DONTNEED must not drop bytes that somebody needs: the mapping is private, executable and
-        // not writable, so every page is a copy of its file, which the kernel reads again at the next use.
-        let result = unsafe { libc::madvise(address, length, libc::MADV_DONTNEED) };
-        check(result)?;
-    }
+    Code::find()?.release()?;
     #[cfg(target_env = "gnu")]
     // SAFETY: malloc_trim has no conditions; it takes the allocator's own locks.
     unsafe {
