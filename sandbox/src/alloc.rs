@@ -8,7 +8,7 @@ use nix::errno::Errno;
 use crate::bytes::{get32, get64, index, part_mut, put_file, put32, put64};
 use crate::dispatch::{Call, HOST_PAGE, Outcome, Sandbox, Stop, conclude};
 use crate::driver::Driver;
-use crate::ledger::{Charge, rounded};
+use crate::ledger::{Charge, rounded, taken};
 use crate::objects::{Id, Kind, Name, New};
 use crate::own_client::{NR_ALLOC, escape_command};
 use crate::refusals::Refused;
@@ -95,8 +95,9 @@ impl<D: Driver> Sandbox<D> {
         let (client, parent) = (get32(outer, 0)?, get32(outer, 4)?);
         let is_client = row.rule == ClassRule::Client;
         if is_client {
-            if client != 0 && client != get32(outer, 8)? {
-                return Err(Stop::Status(status::INVALID_CLIENT));
+            // Whoever chooses the number of a client can leave one for a neighbour's to get: the driver chooses.
+            if client != 0 || get32(outer, 8)? != 0 {
+                return Err(Stop::Status(status::INVALID_ARGUMENT));
             }
         } else {
             self.check_client(client)?;
@@ -161,6 +162,8 @@ impl<D: Driver> Sandbox<D> {
                 mapping: None,
             };
             let size = plan.size.map(|at| get64(&params, at)).transpose()?;
+            let is_video = matches!(row.rule, ClassRule::Memory(Kinds::Gpu { .. }));
+            let size = size.map(|size| if is_video { taken(size) } else { size });
             let entered = self.enter(new, size);
             drop(pins);
             if entered.is_err() {

@@ -115,6 +115,12 @@ pub(crate) fn rounded(size: u64) -> u64 {
     size.max(1).checked_next_multiple_of(page).unwrap_or(u64::MAX)
 }
 
+/// What an allocation takes that the driver answers `size` for: also of small pages it hands out large ones, and
+/// says no word of the rest.
+pub(crate) fn taken(size: u64) -> u64 {
+    size.checked_next_multiple_of(PAGE).unwrap_or(u64::MAX)
+}
+
 /// A mapping stays counted this long before an audit that doesn't show it takes its charge away.
 const SETTLING: Duration = Duration::from_secs(1);
 

@@ -317,3 +317,19 @@ fn what_is_charged_and_what_is_forwarded_come_from_one_read() {
     tenant.call(0x2b, &tenant.alloc_outer(1, 10, 0x40));
     assert_eq!((tenant.used(), sandbox.driver().in_use(0)), (1 << 20, 1 << 20));
 }
+
+#[test]
+fn a_tenant_does_not_choose_the_number_of_a_client() {
+    let sandbox = sandbox(64 << 20);
+    let tenant = Tenant::new(&sandbox);
+    sandbox.driver().calls();
+    for (client, handle) in [(0, 0xc1d0_0abc), (0xc1d0_0abc, 0xc1d0_0abc), (tenant.client, 0)] {
+        let mut bytes = vec![0; 48];
+        for (at, value) in [(0, client), (8, handle), (12, 0x41)] {
+            put32(&mut bytes, at, value).unwrap();
+        }
+        let (outcome, bytes) = tenant.call(0x2b, &bytes);
+        assert_eq!((outcome, get32(&bytes, 40)), (Outcome::Return(0), Ok(0x1f)), "{client:#x} {handle:#x}");
+    }
+    assert!(sandbox.driver().calls().is_empty());
+}

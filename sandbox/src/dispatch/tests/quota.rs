@@ -182,3 +182,15 @@ fn uvm_mappings_are_charged_by_whole_pages_and_empty_ones_leave_nothing() {
     assert_eq!(sandbox.audit_uvm(4096), crate::dispatch::UvmVerdict::Charged);
     assert!(sandbox.charge_uvm_mapping(u64::MAX).is_err());
 }
+
+#[test]
+fn small_pages_are_charged_as_the_large_ones_that_they_take() {
+    let sandbox = sandbox(64 * MIB);
+    let tenant = Tenant::new(&sandbox);
+    for (handle, answered, charged) in [(10, 4096, 64 << 10), (11, MIB + 4096, MIB + (64 << 10))] {
+        let before = tenant.used();
+        sandbox.driver().state.lock().unwrap().grow = Some(answered);
+        assert_eq!(tenant.memory(1, handle, answered), 0);
+        assert_eq!(tenant.used() - before, charged);
+    }
+}
