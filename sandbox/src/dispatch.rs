@@ -21,7 +21,7 @@ use nix::errno::Errno;
 use crate::bytes::{get_file, get32, put_file, put32};
 use crate::driver::{Done, Driver, Node};
 use crate::exports::Exports;
-use crate::ledger::{Account, UvmCharges};
+use crate::ledger::{Account, DmaMaps, UvmCharges};
 use crate::mapped::Mapped;
 use crate::objects::{Name, Objects};
 use crate::own_client::{Card, OwnClient};
@@ -164,6 +164,7 @@ pub struct Sandbox<D: Driver> {
     pub(crate) uvm_files: UvmFiles,
     pub(crate) exports: Exports,
     pub(crate) mapped: Mapped,
+    pub(crate) dma_maps: DmaMaps,
     pub(crate) refusals: Refusals,
 }
 
@@ -192,6 +193,7 @@ impl<D: Driver> Sandbox<D> {
             uvm_files: UvmFiles::default(),
             exports: Exports::default(),
             mapped: Mapped::default(),
+            dma_maps: DmaMaps::default(),
             refusals: Refusals::new(settings.container.to_string()),
         })
     }

@@ -17,6 +17,10 @@ const TRANSFER_BYTES: u32 = 16;
 const READ_WRITE: u32 = 3;
 /// GPU ids in one "attach" as the driver gets it.
 const ATTACH_IDS: u32 = 32;
+/// Mapping into a GPU address space, and its end; where the latter says how much, 0 for all.
+const MAP_DMA: u8 = 0x57;
+const UNMAP_DMA: u8 = 0x58;
+const UNMAP_DMA_SIZE: u32 = 32;
 /// Bytes of one event.
 const EVENT_BYTES: usize = 40;
 
@@ -107,8 +111,17 @@ impl<D: Driver> Sandbox<D> {
     fn plain(&self, call: &Call<'_>, row: &Escape, bytes: &mut Vec<u8>) -> Result<i32, Stop> {
         let client = if row.handles.is_empty() { 0 } else { get32(bytes, 0)? };
         self.check_handles(row.handles, client, bytes)?;
-        let done = self.forward_flat(call, row, bytes)?;
-        Ok(self.deliver(call, done, &[])?)
+        let whole = row.nr == UNMAP_DMA && get64(bytes, UNMAP_DMA_SIZE)? == 0;
+        if row.nr == MAP_DMA {
+            self.dma_maps.take()?;
+        }
+        let done = self.forward_flat(call, row, bytes);
+        let well = done.is_ok() && row.status.is_none_or(|at| get32(bytes, at) == Ok(status::OK));
+        // Of a part that is unmapped more may be left than there was.
+        if (row.nr == MAP_DMA && !well) || (whole && well) {
+            self.dma_maps.give();
+        }
+        Ok(self.deliver(call, done?, &[])?)
     }
 
     fn register_file(&self, call: &Call<'_>, row: &Escape, bytes: &mut Vec<u8>) -> Result<i32, Stop> {

@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::dispatch::UvmVerdict;
+use gpuslice_policy::status;
+
+use crate::dispatch::{Stop, UvmVerdict};
 
 /// The account is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +103,32 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.account.take(self.bytes);
+    }
+}
+
+/// Most mappings that the tenant makes in GPU address spaces itself. Each may need page tables of its own, 16 KiB of
+/// the card that no allocation shows. CUDA makes none: it maps through the UVM file.
+const MOST_DMA_MAPS: u64 = 1 << 14;
+
+/// Their count. What goes with an object isn't seen: only an unmapping lowers it.
+#[derive(Debug, Default)]
+pub(crate) struct DmaMaps(AtomicU64);
+
+impl DmaMaps {
+    /// One more.
+    ///
+    /// # Errors
+    /// "Insufficient resources" when there are as many as may be.
+    pub(crate) fn take(&self) -> Result<(), Stop> {
+        let more = |count: u64| (count < MOST_DMA_MAPS).then_some(count + 1);
+        let taken = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
+        taken.map(drop).map_err(|_full| Stop::Status(status::INSUFFICIENT_RESOURCES))
+    }
+
+    /// One less.
+    pub(crate) fn give(&self) {
+        let _before =
+            self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| Some(count.saturating_sub(1)));
     }
 }
 

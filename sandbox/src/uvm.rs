@@ -92,6 +92,7 @@ impl<D: Driver> Sandbox<D> {
             }
             UvmRule::MapExternal { client, memory } => {
                 file()?;
+                self.uvm_files.room_for_map().map_err(|_full| Stop::Status(status::NO_MEMORY))?;
                 let name = Name { client: get32(bytes, client)?, handle: get32(bytes, memory)? };
                 let held = self.objects.pin(&[name]);
                 let held = held.map_err(|_gone| Stop::Status(status::OBJECT_NOT_FOUND))?;

@@ -14,9 +14,10 @@ use nix::errno::Errno;
 
 use crate::objects::MemoryId;
 
-/// Most UVM files, and most ranges in all of them.
+/// Most UVM files, and most ranges and mappings in all of them.
 const MOST_FILES: usize = 512;
 const MOST_RANGES: usize = 1 << 17;
+const MOST_MAPS: usize = 1 << 18;
 
 /// A GPU's UUID in the driver's form.
 pub(crate) type Uuid = [u8; 16];
@@ -62,6 +63,7 @@ impl UvmFile {
 struct State {
     files: Vec<UvmFile>,
     next: u64,
+    maps: usize,
     /// A file was initialised, or nearly.
     any: bool,
 }
@@ -124,6 +126,12 @@ impl UvmFiles {
         if state.files.len() < MOST_FILES && ranges < MOST_RANGES { Ok(()) } else { Err(Errno::ENOMEM) }
     }
 
+    /// Whether another mapping is allowed: the driver replaces what was mapped in the same place and says nothing of
+    /// it, so what is noted here can grow while nothing does there.
+    pub(crate) fn room_for_map(&self) -> Result<(), Errno> {
+        if self.lock().maps < MOST_MAPS { Ok(()) } else { Err(Errno::ENOMEM) }
+    }
+
     /// Enters a range.
     pub(crate) fn add_range(&self, file: u64, base: u64, length: u64) {
         if let Some(file) = self.lock().file(file) {
@@ -143,7 +151,11 @@ impl UvmFiles {
         let mut state = self.lock();
         state.next += 1;
         let number = state.next;
-        let Some(file) = state.file(file) else { return false };
+        state.maps += 1;
+        let Some(file) = state.file(file) else {
+            state.maps -= 1;
+            return false;
+        };
         let holder = file.ranges.range(..=base).next_back();
         let holder = holder.filter(|(start, range)| base - **start < range.length).map(|(start, _)| *start);
         let range = file.ranges.entry(holder.unwrap_or(base)).or_default();
@@ -175,12 +187,13 @@ impl UvmFiles {
         let mut state = self.lock();
         let Some(file) = state.file(file) else { return Vec::new() };
         let Some(range) = file.ranges.get_mut(&base) else { return Vec::new() };
-        let gone =
+        let gone: Vec<_> =
             range.maps.extract_if(.., |map| maps.contains(&map.number)).map(|map| map.memory).collect();
         // What was mapped while the driver freed it belongs to a new range at the same place.
         if range.maps.is_empty() {
             file.ranges.remove(&base);
         }
+        state.maps = state.maps.saturating_sub(gone.len());
         gone
     }
 
@@ -196,11 +209,16 @@ impl UvmFiles {
             let unmapped = range.maps.extract_if(.., |map| map.gpus.is_empty());
             gone.extend(unmapped.map(|map| map.memory));
         }
+        state.maps = state.maps.saturating_sub(gone.len());
         gone
     }
 
     /// Takes out the files of a process that ended.
     pub(crate) fn take(&self, tgid: u32) -> Vec<UvmFile> {
-        self.lock().files.extract_if(.., |file| file.owner == tgid).collect()
+        let mut state = self.lock();
+        let gone: Vec<UvmFile> = state.files.extract_if(.., |file| file.owner == tgid).collect();
+        let maps: usize = gone.iter().map(|file| file.memory().len()).sum();
+        state.maps = state.maps.saturating_sub(maps);
+        gone
     }
 }

@@ -194,3 +194,31 @@ fn small_pages_are_charged_as_the_large_ones_that_they_take() {
         assert_eq!(tenant.used() - before, charged);
     }
 }
+
+#[test]
+fn mappings_in_gpu_address_spaces_are_bounded() {
+    let sandbox = sandbox(64 * MIB);
+    let tenant = Tenant::new(&sandbox);
+    tenant.memory(1, 10, 2 * MIB);
+    tenant.alloc(1, 11, 0x70, &[0; 24]);
+    let map = || {
+        let mut bytes = vec![0; 64];
+        for (at, value) in [(0, tenant.client), (4, 1), (8, 11), (12, 10)] {
+            put32(&mut bytes, at, value).unwrap();
+        }
+        get32(&tenant.call(0x57, &bytes).1, 56).unwrap()
+    };
+    let unmap = |size: u64| {
+        let mut bytes = vec![0; 48];
+        for (at, value) in [(0, tenant.client), (4, 1), (8, 11), (12, 10)] {
+            put32(&mut bytes, at, value).unwrap();
+        }
+        put64(&mut bytes, 32, size).unwrap();
+        get32(&tenant.call(0x58, &bytes).1, 40).unwrap()
+    };
+    assert!((0..1 << 14).all(|_| map() == 0));
+    assert_eq!(map(), 0x1a);
+    // A part of one mapping: there may be two now.
+    assert_eq!((unmap(4096), map()), (0, 0x1a));
+    assert_eq!((unmap(0), map(), map()), (0, 0, 0x1a));
+}
