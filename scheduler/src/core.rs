@@ -3,7 +3,7 @@
 //! Owns: the node's tenants, the uid pool, the cards' sums. Does no I/O and reads no clock; time is an
 //! argument. Invariants, each property-tested against a naive model: no two tenants share a uid, a lease
 //! number or a container id; the guaranteed memory of all tenants on a card, those that are leaving
-//! included, exceeds the card only by what was adopted; a uid comes back only when the driver shows nothing
+//! included, exceeds the card only by what was adopted or outlives its sandbox; a uid comes back only when the driver shows nothing
 //! of its sandbox. Failure: a typed [`Refusal`] with what was found, what is allowed, and the remedy.
 //!
 //! ```text
@@ -82,6 +82,8 @@ struct Tenant {
     ledger: Ledger,
     /// The sandbox process has ended.
     sandbox_ended: bool,
+    /// Audits of the driver since it left and ended that showed something of it.
+    lingered: u32,
     usage: Vec<GpuUsage>,
     /// `used` of the report before, in the same order.
     used_before: Vec<u64>,
@@ -160,6 +162,7 @@ impl Core {
             state: State::Active,
             ledger: if register.adopt.is_some() { Ledger::Unproven { failed: 0 } } else { Ledger::Proven },
             sandbox_ended: false,
+            lingered: 0,
             usage: Vec::new(),
             used_before: Vec::new(),
             refused: 0,
@@ -246,8 +249,8 @@ impl Core {
         Ok(if asked { tenant.compare(lease).into_iter().collect() } else { Vec::new() })
     }
 
-    /// The shim's socket closed. Its guarantees end at once where the sandbox is known to have ended; its
-    /// uid waits for the driver.
+    /// The shim's socket closed. Its guarantees end at once where the sandbox is known to have ended; what the driver
+    /// goes on showing of it stays taken, and its uid waits for the driver.
     pub(crate) fn closed(&mut self, lease: LeaseId, sandbox_ended: bool) {
         let Some(tenant) = self.tenants.get_mut(&lease) else { return };
         tenant.state = State::Leaving;

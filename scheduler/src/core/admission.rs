@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use gpuslice_config::MAX_WEIGHT;
 use gpuslice_proto::{GpuSlice, GpuUuid, Reason, Register};
 
+use super::audit::LINGERS;
 use super::{Core, Refusal, State};
 
 /// Most GPUs of one container.
@@ -20,14 +21,17 @@ fn mib(bytes: u64) -> String {
 }
 
 impl Core {
-    /// Guaranteed on a card, bytes. A tenant that left and whose sandbox has ended holds nothing any more.
+    /// Guaranteed on a card, bytes. A tenant that left and whose sandbox has ended holds what the driver goes on
+    /// showing of it: a file of its clients may be open in another container.
     pub(super) fn guaranteed(&self, uuid: &GpuUuid) -> u64 {
-        self.tenants
-            .values()
-            .filter(|tenant| tenant.state == State::Active || !tenant.sandbox_ended)
-            .flat_map(|tenant| &tenant.gpus)
-            .filter(|slice| slice.uuid == *uuid)
-            .fold(0, |sum, slice| sum.saturating_add(slice.memory_soft))
+        let held = |tenant: &super::Tenant| {
+            let at = tenant.gpus.iter().position(|slice| slice.uuid == *uuid)?;
+            if tenant.state == State::Active || !tenant.sandbox_ended {
+                return tenant.gpus.get(at).map(|slice| slice.memory_soft);
+            }
+            tenant.audited.get(at).copied().filter(|_| tenant.lingered >= LINGERS)
+        };
+        self.tenants.values().filter_map(held).fold(0, u64::saturating_add)
     }
 
     /// Everything about a registration but the sums.

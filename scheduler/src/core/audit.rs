@@ -19,6 +19,11 @@ pub(crate) const LEDGER_TOLERANCE: u64 = 8 * (2 << 20);
 /// How many comparisons in a row must fail before an adopted tenant is stopped.
 const MISMATCHES: u8 = 3;
 
+/// Audits that show something of a tenant that has ended, before it counts: the first may have begun earlier.
+pub(super) const LINGERS: u32 = 2;
+/// And before it is worth a line.
+const LINGERS_LONG: u32 = 20;
+
 /// What must happen to a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
@@ -59,8 +64,25 @@ impl Core {
             if tenant.state == State::Leaving {
                 let gone = |minor| holding(minor).is_some_and(|held| held == Holding::default());
                 let none_left = tenant.gpus.iter().all(|slice| gone(slice.minor));
-                if tenant.sandbox_ended && asked.contains(&tenant.sandbox_pid) && none_left {
+                if !tenant.sandbox_ended || !asked.contains(&tenant.sandbox_pid) {
+                    continue;
+                }
+                if none_left {
                     freed.push((*lease, tenant.uid));
+                    continue;
+                }
+                tenant.lingered = tenant.lingered.saturating_add(1);
+                // A card that couldn't be asked keeps what it showed.
+                let before = tenant.audited.iter().copied().chain(std::iter::repeat(0));
+                let now = tenant.gpus.iter().map(|slice| holding(slice.minor).map(|held| held.bytes));
+                tenant.audited = now.zip(before).map(|(now, before)| now.unwrap_or(before)).collect();
+                if tenant.lingered == LINGERS_LONG {
+                    let bytes = tenant.audited.iter().fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
+                    let detail = format!(
+                        "container {} has ended, but the driver shows {bytes} bytes of it: somebody holds a file of its clients",
+                        tenant.container
+                    );
+                    verdicts.push(Verdict::Note { detail });
                 }
                 continue;
             }
