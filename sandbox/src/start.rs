@@ -146,5 +146,7 @@ fn serve<D: Driver + 'static>(
     });
     crew.begin(Arc::clone(&server));
     server.services.shim.send(&SandboxToShim::Ready).map_err(RunError::Link)?;
-    supervise(&server, crew, receiver, code).map_err(RunError::Serve)
+    let end = supervise(&server, crew, receiver, code).map_err(RunError::Serve);
+    server.sandbox.ended();
+    end
 }

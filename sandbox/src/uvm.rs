@@ -12,13 +12,15 @@ use crate::dispatch::{Call, Outcome, Sandbox, Stop, conclude};
 use crate::driver::{Driver, Node};
 use crate::objects::{MemoryId, Name};
 use crate::refusals::Refused;
-use crate::uvm_files::Uuid;
+use crate::uvm_files::{Uuid, UvmFile};
 
 /// `UVM_INITIALIZE`: lets processes other than the one that calls map the file.
 const MULTI_PROCESS_SHARING: u64 = 2;
 const FREE: u32 = 34;
 const FREE_BYTES: usize = 24;
 const CLEAN_UP_ZOMBIES: u32 = 69;
+const UNREGISTER_GPU: u32 = 38;
+const UNREGISTER_GPU_BYTES: usize = 20;
 /// `UVM_MAP_EXTERNAL_ALLOCATION`: attributes a GPU, and where their number stands.
 const ATTRIBUTES: u32 = 24;
 const ATTRIBUTES_BYTES: u32 = 36;
@@ -168,9 +170,28 @@ impl<D: Driver> Sandbox<D> {
         drop(freed);
     }
 
+    /// The sandbox ends, and with it what it knows of the memory in UVM files. One that is open in another container
+    /// would keep that memory, charged to nobody. May call the driver.
+    pub fn ended(&self) {
+        let files = self.uvm_files.take_all();
+        // One call for all memory on a card: the shim waits for a moment only.
+        for file in &files {
+            for gpu in file.gpus() {
+                let mut bytes = gpu.to_vec();
+                bytes.resize(UNREGISTER_GPU_BYTES, 0);
+                self.uvm_call(&file.copy, UNREGISTER_GPU, bytes);
+            }
+        }
+        self.free_uvm_files(files);
+    }
+
     /// Frees what a process that ended had mapped, and closes the copies of its files.
     pub(crate) fn end_uvm_files(&self, tgid: u32) {
-        for file in self.uvm_files.take(tgid) {
+        self.free_uvm_files(self.uvm_files.take(tgid));
+    }
+
+    fn free_uvm_files(&self, files: Vec<UvmFile>) {
+        for file in files {
             for (base, length) in file.ranges() {
                 let mut bytes = vec![0; FREE_BYTES];
                 if put64(&mut bytes, 0, base).and_then(|()| put64(&mut bytes, 8, length)).is_ok() {

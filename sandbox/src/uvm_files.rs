@@ -6,7 +6,7 @@
 //! lives; when that ends, the ranges are freed through the copy, whoever else has the file, and the copy is
 //! closed. Trusts: the driver's answers. Promises: what is taken out was entered before the driver was asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -51,6 +51,11 @@ impl UvmFile {
     /// Base and length of each range.
     pub(crate) fn ranges(&self) -> Vec<(u64, u64)> {
         self.ranges.iter().map(|(base, range)| (*base, range.length)).collect()
+    }
+
+    /// The cards that memory is mapped on.
+    pub(crate) fn gpus(&self) -> BTreeSet<Uuid> {
+        self.ranges.values().flat_map(|range| &range.maps).flat_map(|map| map.gpus.iter().copied()).collect()
     }
 
     /// All memory mapped.
@@ -215,8 +220,17 @@ impl UvmFiles {
 
     /// Takes out the files of a process that ended.
     pub(crate) fn take(&self, tgid: u32) -> Vec<UvmFile> {
+        self.take_if(|file| file.owner == tgid)
+    }
+
+    /// Takes out every file.
+    pub(crate) fn take_all(&self) -> Vec<UvmFile> {
+        self.take_if(|_| true)
+    }
+
+    fn take_if(&self, wanted: impl Fn(&UvmFile) -> bool) -> Vec<UvmFile> {
         let mut state = self.lock();
-        let gone: Vec<UvmFile> = state.files.extract_if(.., |file| file.owner == tgid).collect();
+        let gone: Vec<UvmFile> = state.files.extract_if(.., |file| wanted(file)).collect();
         let maps: usize = gone.iter().map(|file| file.memory().len()).sum();
         state.maps = state.maps.saturating_sub(maps);
         gone

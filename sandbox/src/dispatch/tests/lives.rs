@@ -102,6 +102,27 @@ fn the_end_of_a_process_frees_what_it_had_mapped_into_uvm() {
 }
 
 #[test]
+fn the_end_of_the_sandbox_frees_what_any_process_had_mapped_into_uvm() {
+    let sandbox = sandbox(64 * MIB);
+    let mut tenant = Tenant::new(&sandbox);
+    for process in [1, 2] {
+        tenant.caller.process = process;
+        tenant.uvm = sandbox.driver().open(Node::Uvm);
+        tenant.uvm_initialize();
+        tenant.memory(1, 10 + process, 2 * MIB);
+        assert_eq!(tenant.uvm_map(u64::from(process) << 24, 10 + process), 0);
+        tenant.free(10 + process);
+    }
+    assert_eq!(sandbox.driver().in_use(0), 4 * MIB);
+    sandbox.driver().calls();
+    sandbox.ended();
+    assert_eq!((tenant.used(), sandbox.driver().in_use(0)), (0, 0));
+    // A file may have many ranges, and the shim doesn't wait long: all cards are taken out of all files first.
+    let calls: Vec<u32> = sandbox.driver().calls().iter().map(|(cmd, _)| *cmd).collect();
+    assert_eq!(calls, [38, 38, 34, 69, 34, 69]);
+}
+
+#[test]
 fn memory_mapped_on_two_cards_is_released_when_both_unmapped_it() {
     let sandbox = sandbox(64 * MIB);
     let tenant = Tenant::new(&sandbox);
