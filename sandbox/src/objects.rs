@@ -74,19 +74,17 @@ impl Objects {
     /// from it until the answer is dropped or [finished](Freeing::finish).
     pub(crate) fn begin_free(&self, name: Name) -> Option<Freeing<'_>> {
         let mut graph = self.lock();
+        let mut marked = None;
         loop {
             let root = graph.find(name)?;
-            if graph.is_freeing(root) {
-                graph = self.changed.wait(graph).unwrap_or_else(PoisonError::into_inner);
-                continue;
-            }
-            // Marked first, so that no new pins come while we wait for the old ones to go.
-            loop {
+            if marked == Some(root) || !graph.is_freeing(root) {
+                // Marked first, so that no new pins come while we wait for the old ones to go.
                 if graph.mark(root) {
                     return Some(Freeing { objects: self, root });
                 }
-                graph = self.changed.wait(graph).unwrap_or_else(PoisonError::into_inner);
+                marked = graph.is_freeing(root).then_some(root);
             }
+            graph = self.changed.wait(graph).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

@@ -108,7 +108,8 @@ struct Node {
     registered: Vec<(u32, MemoryId)>,
     timeslice: u64,
     pins: u32,
-    freeing: bool,
+    /// What is being freed or asked about and takes it along: itself, or something above.
+    freeing: Option<Id>,
 }
 
 #[derive(Debug)]
@@ -227,7 +228,7 @@ impl Graph {
                 registered: Vec::new(),
                 timeslice: 0,
                 pins: 0,
-                freeing: false,
+                freeing: None,
             },
         );
         (id, freed)
@@ -257,7 +258,7 @@ impl Graph {
     fn replace(&mut self, old: Id) -> Freed {
         let Some(node) = self.nodes.get(&old) else { return Freed::default() };
         let (children, client) = (node.children.clone(), node.name.client);
-        if node.kind == Kind::Client || node.freeing {
+        if node.kind == Kind::Client || node.freeing.is_some() {
             return self.remove(old);
         }
         let root = self.find(Name { client, handle: client });
@@ -444,20 +445,28 @@ impl Graph {
 
     pub(super) fn set_freeing(&mut self, id: Id, freeing: bool) {
         if let Some(node) = self.nodes.get_mut(&id) {
-            node.freeing = freeing;
+            node.freeing = freeing.then_some(id);
         }
     }
 
     pub(super) fn is_freeing(&self, id: Id) -> bool {
-        self.nodes.get(&id).is_some_and(|node| node.freeing)
+        self.nodes.get(&id).is_some_and(|node| node.freeing.is_some())
     }
 
-    /// Marks a subtree as being freed; false while something in it is pinned.
+    /// Marks a subtree as being freed; false while something in it is pinned, or is being freed on its own: were that
+    /// refused, it could be used again while it goes with the subtree. Then nothing stays marked, so that of two
+    /// that meet none waits for the other.
     pub(super) fn mark(&mut self, root: Id) -> bool {
+        let subtree = self.subtree(root);
+        let others = |node: &Node| node.freeing.is_some_and(|owner| owner != root);
+        if subtree.iter().any(|id| self.nodes.get(id).is_some_and(others)) {
+            self.unmark(root);
+            return false;
+        }
         let mut unused = true;
-        for id in self.subtree(root) {
+        for id in subtree {
             if let Some(node) = self.nodes.get_mut(&id) {
-                node.freeing = true;
+                node.freeing = Some(root);
                 unused &= node.pins == 0;
             }
         }
@@ -466,8 +475,10 @@ impl Graph {
 
     pub(super) fn unmark(&mut self, root: Id) {
         for id in self.subtree(root) {
-            if let Some(node) = self.nodes.get_mut(&id) {
-                node.freeing = false;
+            if let Some(node) = self.nodes.get_mut(&id)
+                && node.freeing == Some(root)
+            {
+                node.freeing = None;
             }
         }
     }

@@ -123,3 +123,50 @@ fn a_client_that_lives_goes_on_after_the_question() {
     assert!(objects.pin(&[name(1, 1)]).is_ok());
     assert!(objects.ask(2).is_none());
 }
+
+#[test]
+fn a_free_that_is_refused_does_not_open_what_goes_with_another() {
+    let objects = Objects::default();
+    let account = Account::new(10);
+    add(&objects, 1, 1, 0, None);
+    add(&objects, 1, 2, 1, None);
+    add(&objects, 1, 3, 2, Some((&account, 4)));
+    // Of an object through a file that isn't its client's: the driver refuses.
+    let refused = objects.begin_free(name(1, 3)).unwrap();
+    std::thread::scope(|scope| {
+        let parent = scope.spawn(|| objects.begin_free(name(1, 2)).unwrap());
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!parent.is_finished());
+        drop(refused);
+        let parent = parent.join().unwrap();
+        let pin = scope.spawn(|| objects.pin(&[name(1, 3)]).map(drop));
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        assert!(!pin.is_finished(), "memory in use while its device is being freed");
+        drop(parent.finish());
+        assert_eq!(pin.join().unwrap(), Err(name(1, 3)));
+    });
+    assert_eq!(account.used(), 0);
+}
+
+#[test]
+fn frees_that_meet_all_come_to_an_end() {
+    let objects = Objects::default();
+    std::thread::scope(|scope| {
+        for thread in 0..4u32 {
+            let objects = &objects;
+            scope.spawn(move || {
+                for round in 0..500 {
+                    add(objects, 1, 1, 0, None);
+                    add(objects, 1, 2, 1, None);
+                    add(objects, 1, 3, 2, None);
+                    let freeing = objects.begin_free(name(1, 1 + (round + thread) % 3));
+                    if round % 2 == 0 {
+                        drop(freeing);
+                    } else {
+                        drop(freeing.map(Freeing::finish));
+                    }
+                }
+            });
+        }
+    });
+}
