@@ -138,7 +138,8 @@ def vmm():
     return {"ok": [int(t[7]) for t in keep] == [0, 1, 2, 3]}
 
 
-def oom():
+def oom(hold=0.0):
+    """Allocates until refused, then keeps it for `hold` seconds."""
     import torch
     free, total = torch.cuda.mem_get_info()
     keep = []
@@ -150,7 +151,8 @@ def oom():
         end = "torch.OutOfMemoryError"
     import ctypes
     p = ctypes.c_uint64()
-    raw = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(8 << 30))
+    raw = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(p), ctypes.c_size_t(16 << 30))
+    time.sleep(hold)
     return {"total_mib": total >> 20, "free_mib": free >> 20, "got_mib": len(keep) * 64, "end": end,
             "cuMemAlloc": raw}
 

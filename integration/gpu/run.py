@@ -2,7 +2,7 @@
 """Real containerd, this shim, real CUDA: the proof on a machine with an NVIDIA GPU. Needs root and Python with PyTorch,
 CuPy and JAX on the machine (its own root file system is the containers').
 
-  run.py --bin DIR --debs DIR --out results.jsonl [--only functional,quota,sidebyside,closed,latency,memory,start,rates]
+  run.py --bin DIR --debs DIR --out results.jsonl [--only functional,quota,sidebyside,closed,tenant,latency,memory,start,rates]
 
 --bin   containerd-shim-gpuslice-v1, gpuslice-sandbox, gpuslice-scheduler, gpuslice, gpuslice-tenant
 --debs  Debian 12 packages of containerd and runc, unpacked into a temporary folder (nothing is installed)
@@ -191,9 +191,9 @@ def quota(node, report):
 
 def sidebyside(node, report):
     plan = {"s-four": "4Gi", "s-nine": "9Gi"}
-    procs = {n: subprocess.Popen(node.run_argv(n, ["python3", PROGRAMS, "oom"], slice_={"memory-hard": q}), env=node.env,
+    procs = {n: subprocess.Popen(node.run_argv(n, ["python3", PROGRAMS, "oom", "3"], slice_={"memory-hard": q}), env=node.env,
                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for n, q in plan.items()}
-    time.sleep(6)
+    time.sleep(3)
     status = command(f"{node.bin}/gpuslice", "--config", node.config, "status", env=node.env)
     for n, q in plan.items():
         out, err = procs[n].communicate(timeout=120)
@@ -213,6 +213,30 @@ def closed(node, report):
     node.scheduler = node.start_scheduler()
     p = node.contain("c-again", ["/bin/true"], slice_=SLICE)
     report.line(show="scheduler back", ok=p.returncode == 0, error=p.stderr[-300:])
+
+
+ATTACKS = ["sizes", "pointers", "files", "handles", "abi32", "x32", "io-uring", "high-bits", "type-bytes", "xfer",
+           "swap", "clone"]
+
+
+def tenant(node, report):
+    """The small tenant program on the real driver: ways to have memory, signals during calls, attacks."""
+    program = f"/tmp/{os.path.basename(node.dir)}-tenant"
+    shutil.copy2(f"{node.bin}/gpuslice-tenant", program)
+    for argv in (["info"], ["context"], ["contexts", "3"], ["map", "16M"], ["ipc", "16M"], ["dup", "16M"],
+                 ["fork-alloc", "16M"], ["managed", "64M"], ["pinned", "300M"], ["storm", "2000"]):
+        p = node.contain("t", [program, *argv], slice_=SLICE)
+        report.line(show="tenant", case=" ".join(argv), ok=p.returncode == 0, result=last_json(p.stdout),
+                    status=p.returncode, error=p.stderr[-300:])
+    for name in ATTACKS:
+        p = node.contain("a", [program, "attack", name], slice_=SLICE)
+        lines = [json.loads(l) for l in p.stdout.splitlines() if l.startswith("{")]
+        # A client made through the transfer command is an ordinary one: unwrapped and allowed.
+        reached = [l for l in lines if l.get("reached") and "case" in l and l["case"] != "a client"]
+        ok = p.returncode in (0, 10) and len(lines) > 1 and not reached
+        report.line(show="attack", case=name, ok=ok, status=p.returncode, cases=len(lines) - 1, reached=reached,
+                    error=p.stderr[-300:])
+    os.unlink(program)
 
 
 class Server:
@@ -331,7 +355,7 @@ def main():
     a.add_argument("--bin", required=True)
     a.add_argument("--debs", required=True)
     a.add_argument("--out", required=True)
-    a.add_argument("--only", default="functional,quota,sidebyside,closed,latency,memory,start,rates")
+    a.add_argument("--only", default="functional,quota,sidebyside,closed,tenant,latency,memory,start,rates")
     a.add_argument("--pairs", type=int, default=30)
     a.add_argument("--seconds", type=float, default=1.0)
     args = a.parse_args()
@@ -341,7 +365,7 @@ def main():
     node = Node(args.bin, args.debs)
     try:
         steps = {"functional": lambda: functional(node, report), "quota": lambda: quota(node, report),
-                 "sidebyside": lambda: sidebyside(node, report), "closed": lambda: closed(node, report),
+                 "sidebyside": lambda: sidebyside(node, report), "closed": lambda: closed(node, report), "tenant": lambda: tenant(node, report),
                  "rates": lambda: rates(node, report, args.pairs, args.seconds),
                  "latency": lambda: latency(node, report), "memory": lambda: memory(node, report), "start": lambda: start(node, report, args.pairs)}
         for name in args.only.split(","):
