@@ -17,6 +17,8 @@ use crate::running::Ended;
 const ROUNDS: usize = 10;
 /// Calls of each kind in one round.
 const CALLS: &str = "4000";
+/// After this long without a call shim and sandbox count as idle.
+const IDLE: Duration = Duration::from_secs(4);
 /// Starts of each kind.
 const STARTS: usize = 30;
 
@@ -132,7 +134,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// E2: what shim and sandbox of an idle container keep in memory.
+    /// E2: what shim and sandbox keep in memory, just after the GPU was used and once they have been idle.
     fn memory(&self) -> Result<()> {
         let stock =
             self.node.container("stock").runtime(Runtime::Runc).args(&["/bin/sleep", "1000"]).start()?;
@@ -145,10 +147,30 @@ impl Bench<'_> {
         let (shim, sandbox) = (running.shim()?, self.node.sandbox()?);
         let resident = |pid| process::identity(pid).map(|identity| megabytes(identity.resident));
         let own = |pid| process::proportional_memory(pid).map(megabytes);
-        self.line("E2", "shim, resident", resident(shim)?, "MB", baseline);
-        self.line("E2", "sandbox, resident", resident(sandbox)?, "MB", 0.0);
-        self.line("E2", "shim and sandbox, resident", resident(shim)? + resident(sandbox)?, "MB", baseline);
-        self.line("E2", "shim and sandbox, shared pages divided", own(shim)? + own(sandbox)?, "MB", baseline);
+        self.line(
+            "E2",
+            "shim and sandbox, resident, just used",
+            resident(shim)? + resident(sandbox)?,
+            "MB",
+            baseline,
+        );
+        std::thread::sleep(IDLE);
+        self.line("E2", "shim, resident, idle", resident(shim)?, "MB", baseline);
+        self.line("E2", "sandbox, resident, idle", resident(sandbox)?, "MB", 0.0);
+        self.line(
+            "E2",
+            "shim and sandbox, resident, idle",
+            resident(shim)? + resident(sandbox)?,
+            "MB",
+            baseline,
+        );
+        self.line(
+            "E2",
+            "shim and sandbox, shared pages divided, idle",
+            own(shim)? + own(sandbox)?,
+            "MB",
+            baseline,
+        );
         running.stop()?;
         Ok(())
     }
