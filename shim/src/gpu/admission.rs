@@ -76,6 +76,10 @@ pub(crate) enum Refusal {
     )]
     Sockets { source_path: String, run_dir: String },
     #[error(
+        "the mount at {at} lets the container write to the host's cgroups, and so leave its own: mount it read-only or give the container a cgroup namespace"
+    )]
+    Cgroups { at: String },
+    #[error(
         "the name {found:?} at {place} is another form of {known:?}, for which runtimes may take it: write it so"
     )]
     Name { found: String, place: String, known: String },
@@ -148,15 +152,32 @@ pub(crate) fn judge_process(process: &Value, fence: Fence) -> Result<(), Refusal
     Ok(())
 }
 
-/// Judges the mounts at create: the sockets of the shim and the scheduler believe whoever is root, and root of a
-/// container without a user namespace is.
+/// Judges the mounts at create. The sockets of the shim and the scheduler believe whoever is root, and root of a
+/// container without a user namespace is. Processes are known by their cgroup, so none may leave its container's.
 ///
 /// # Errors
-/// [`Refusal::Sockets`].
+/// [`Refusal::Sockets`], [`Refusal::Cgroups`].
 pub(crate) fn judge_mounts(root: &Value, run_dir: &Path) -> Result<(), Refusal> {
     let whole = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let ours = whole(run_dir);
+    let mut own_cgroups = false;
+    for namespace in spec::list(root, "/linux/namespaces")? {
+        let own = spec::text(namespace, "path")?.unwrap_or_default().is_empty();
+        own_cgroups |= own && spec::text(namespace, "type")? == Some("cgroup");
+    }
     for mount in spec::list(root, "/mounts")? {
+        let kind = spec::text(mount, "type")?.unwrap_or_default();
+        let shown = whole(Path::new(spec::text(mount, "source")?.unwrap_or_default()));
+        // Of a bind mount the namespace doesn't change what is shown.
+        let bound = !matches!(kind, "cgroup" | "cgroup2" | "sysfs")
+            && (shown == Path::new("/sys")
+                || shown == Path::new("/sys/fs")
+                || shown.starts_with("/sys/fs/cgroup"));
+        let fresh = matches!(kind, "cgroup" | "cgroup2") && !own_cgroups;
+        if (bound || fresh) && !is_read_only(&spec::texts(mount, "/options")?) {
+            let at = spec::text(mount, "destination")?.unwrap_or("?").to_owned();
+            return Err(Refusal::Cgroups { at });
+        }
         let Some(source) = spec::text(mount, "source")?.filter(|source| source.starts_with('/')) else {
             continue;
         };
@@ -166,6 +187,11 @@ pub(crate) fn judge_mounts(root: &Value, run_dir: &Path) -> Result<(), Refusal> 
         }
     }
     Ok(())
+}
+
+/// Whether the last word on it among mount options is "read-only".
+fn is_read_only(options: &[&str]) -> bool {
+    options.iter().rev().find(|option| matches!(**option, "ro" | "rw")) == Some(&"ro")
 }
 
 fn judge_runtime(runtime: &Path) -> Result<(), Refusal> {

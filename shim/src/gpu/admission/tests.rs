@@ -289,6 +289,31 @@ fn a_mount_of_the_sockets_is_refused_by_whatever_path() {
     judged(&folder.path().join("gpuslice2")).unwrap();
 }
 
+#[test]
+fn cgroups_that_can_be_written_are_the_containers_own_or_none() {
+    let mount = |kind: &str, source: &str, options: &[&str], namespace: bool| {
+        let namespaces = if namespace { json!([{ "type": "cgroup" }]) } else { json!([]) };
+        let mounts = json!([{ "type": kind, "source": source, "destination": "/c", "options": options }]);
+        judge_mounts(
+            &json!({ "linux": { "namespaces": namespaces }, "mounts": mounts }),
+            Path::new("/run/gpuslice"),
+        )
+    };
+    let refused = Err(Refusal::Cgroups { at: "/c".to_owned() });
+    for kind in ["cgroup", "cgroup2"] {
+        assert_eq!(mount(kind, "cgroup", &["nosuid"], false), refused);
+        assert_eq!(mount(kind, "cgroup", &["ro", "rw"], false), refused);
+        mount(kind, "cgroup", &["nosuid", "ro"], false).unwrap();
+        mount(kind, "cgroup", &["rw"], true).unwrap();
+    }
+    for source in ["/sys", "/sys/fs/cgroup", "/sys/fs/../fs/cgroup", "/sys/fs/cgroup/pids/pod"] {
+        assert_eq!(mount("bind", source, &["rbind"], true), refused, "{source}");
+        mount("bind", source, &["rbind", "ro"], false).unwrap();
+    }
+    mount("sysfs", "sysfs", &["nosuid"], false).unwrap();
+    mount("bind", "/sys/class", &["rbind"], false).unwrap();
+}
+
 proptest! {
     #[test]
     fn only_exact_rules_of_listed_devices_pass(
