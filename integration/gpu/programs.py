@@ -19,53 +19,72 @@ def context():
     return {"total_mib": total.value >> 20, "free_mib": free.value >> 20}
 
 
-def graph(seconds=3.0):
+def matmul():
+    """Work of eight SGEMM 4096 by replays of a CUDA graph; returns how many it did."""
     import torch
     n = 4096
     torch.backends.cuda.matmul.allow_tf32 = False
     a, b = torch.randn(n, n, device="cuda"), torch.randn(n, n, device="cuda")
     c = torch.empty(n, n, device="cuda")
-    s = torch.cuda.Stream()
-    with torch.cuda.stream(s):
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
         torch.mm(a, b, out=c)
     torch.cuda.synchronize()
     g = torch.cuda.CUDAGraph()
     with torch.cuda.graph(g):
         torch.mm(a, b, out=c)
-    for _ in range(50):
-        g.replay()
-    torch.cuda.synchronize()
-    start, k = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
+
+    def work():
         for _ in range(8):
             g.replay()
         torch.cuda.synchronize()
-        k += 8
-    return {"rate": k / (time.perf_counter() - start), "unit": "matmul/s"}
+        return 8
+
+    return work
 
 
-def train(seconds=3.0):
+def training():
+    """Work of one launch-bound training step with pinned input."""
     import torch
     layers = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(24)]
     model = torch.nn.Sequential(*layers).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     x = torch.randn(256, 512).pin_memory()
 
-    def step():
+    def work():
         loss = model(x.to("cuda", non_blocking=True)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        return loss
+        loss.item()
+        return 1
 
+    return work
+
+
+WORK = {"graph": matmul, "train": training}
+
+
+def warm(kind):
+    work = WORK[kind]()
     for _ in range(30):
-        step()
-    torch.cuda.synchronize()
-    start, k = time.perf_counter(), 0
-    while time.perf_counter() - start < seconds:
-        step().item()
-        k += 1
-    return {"rate": k / (time.perf_counter() - start), "unit": "steps/s"}
+        work()
+    return work
+
+
+def rate(work, seconds):
+    done, begin = 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        done += work()
+    return done / (time.perf_counter() - begin)
+
+
+def graph(seconds=3.0):
+    return {"rate": rate(warm("graph"), seconds), "unit": "matmul/s"}
+
+
+def train(seconds=3.0):
+    return {"rate": rate(warm("train"), seconds), "unit": "steps/s"}
 
 
 def pinned():
@@ -167,46 +186,10 @@ def oom_free():
 
 def serve(kind, folder):
     """Sets `kind` up once, then measures a stretch for every line (seconds) that comes through the fifo `ask`."""
-    import torch
-    if kind == "graph":
-        n = 4096
-        torch.backends.cuda.matmul.allow_tf32 = False
-        a, b = torch.randn(n, n, device="cuda"), torch.randn(n, n, device="cuda")
-        c = torch.empty(n, n, device="cuda")
-        side = torch.cuda.Stream()
-        with torch.cuda.stream(side):
-            torch.mm(a, b, out=c)
-        torch.cuda.synchronize()
-        g = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(g):
-            torch.mm(a, b, out=c)
-
-        def work():
-            for _ in range(8):
-                g.replay()
-            torch.cuda.synchronize()
-            return 8
-    else:
-        layers = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(24)]
-        model = torch.nn.Sequential(*layers).cuda()
-        optimizer = torch.optim.AdamW(model.parameters())
-        x = torch.randn(256, 512).pin_memory()
-
-        def work():
-            loss = model(x.to("cuda", non_blocking=True)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            loss.item()
-            return 1
-    for _ in range(30):
-        work()
+    work = warm(kind)
     ask, answer = open(f"{folder}/ask"), open(f"{folder}/answer", "w", buffering=1)
     for line in ask:
-        seconds, done, begin = float(line), 0, time.perf_counter()
-        while time.perf_counter() - begin < seconds:
-            done += work()
-        answer.write(f"{done / (time.perf_counter() - begin)}\n")
+        answer.write(f"{rate(work, float(line))}\n")
     return {}
 
 
