@@ -319,17 +319,9 @@ impl<D: Driver> Sandbox<D> {
         put32(outer, 8, handle)?;
         put32(outer, form.status, status)?;
         if status == status::OK {
-            let new = New {
-                name: Name { client: subdevice.client, handle },
-                parent: subdevice.handle,
-                class: get32(outer, 12)?,
-                kind: plan.kind,
-                gpu: None,
-                charge: plan.charge,
-                holds: Vec::new(),
-                depends: Vec::new(),
-                mapping: None,
-            };
+            let name = Name { client: subdevice.client, handle };
+            let plain = New::plain(name, subdevice.handle, get32(outer, 12)?);
+            let new = New { kind: plan.kind, charge: plan.charge, ..plain };
             let (_, freed) = self.objects.lock().insert(new);
             drop(freed);
         }
@@ -380,17 +372,9 @@ impl<D: Driver> Sandbox<D> {
         put32(bytes, 48, file)?;
         let done = done?;
         if get32(bytes, 40)? == status::OK {
-            let new = New {
-                name: Name { client: name.client, handle: get32(bytes, 8)? },
-                parent: name.handle,
-                class,
-                kind: Kind::Other,
-                gpu: None,
-                charge: Some(charge),
-                holds: Vec::new(),
-                depends: Vec::new(),
-                mapping: Some(pinned.keep),
-            };
+            let plain =
+                New::plain(Name { client: name.client, handle: get32(bytes, 8)? }, name.handle, class);
+            let new = New { charge: Some(charge), mapping: Some(pinned.keep), ..plain };
             let (_, freed) = self.objects.lock().insert(new);
             drop(freed);
         }

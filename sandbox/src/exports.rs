@@ -216,17 +216,8 @@ impl<D: Driver> Sandbox<D> {
                 if handle == 0 {
                     continue;
                 }
-                let new = New {
-                    name: Name { client, handle },
-                    parent,
-                    class: memory.and_then(|memory| graph.memory_class(memory)).unwrap_or(0),
-                    kind: Kind::Other,
-                    gpu: None,
-                    charge: None,
-                    holds: Vec::new(),
-                    depends: Vec::new(),
-                    mapping: None,
-                };
+                let class = memory.and_then(|memory| graph.memory_class(memory)).unwrap_or(0);
+                let new = New::plain(Name { client, handle }, parent, class);
                 let (id, old) = graph.insert(new);
                 freed.push(old);
                 if let Some(memory) = memory {

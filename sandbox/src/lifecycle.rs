@@ -70,17 +70,8 @@ impl<D: Driver> Sandbox<D> {
             && let Some(source) = pins.ids().first()
         {
             let mut graph = self.objects.lock();
-            let new = New {
-                name: Name { client, handle: get32(bytes, 8)? },
-                parent,
-                class: graph.class(*source).unwrap_or(0),
-                kind: Kind::Other,
-                gpu: None,
-                charge: None,
-                holds: Vec::new(),
-                depends: Vec::new(),
-                mapping: None,
-            };
+            let name = Name { client, handle: get32(bytes, 8)? };
+            let new = New::plain(name, parent, graph.class(*source).unwrap_or(0));
             let memory = graph.memory(*source);
             let (id, freed) = graph.insert(new);
             if let Some(memory) = memory {

@@ -93,6 +93,24 @@ pub(crate) struct New {
     pub(crate) mapping: Option<Arc<SharedMapping>>,
 }
 
+impl New {
+    /// One that begins no GPU, has no memory of its own, keeps nobody's and depends on its parent alone.
+    pub(crate) fn plain(name: Name, parent: u32, class: u32) -> New {
+        let (gpu, charge, mapping) = (None, None, None);
+        New {
+            name,
+            parent,
+            class,
+            kind: Kind::Other,
+            gpu,
+            charge,
+            holds: Vec::new(),
+            depends: Vec::new(),
+            mapping,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Node {
     name: Name,
@@ -241,18 +259,7 @@ impl Graph {
         if let Some(id) = self.find(Name { client, handle: parent }).or_else(|| self.find(root)) {
             return id;
         }
-        let ghost = New {
-            name: root,
-            parent: 0,
-            class: 0,
-            kind: Kind::Client,
-            gpu: None,
-            charge: None,
-            holds: Vec::new(),
-            depends: Vec::new(),
-            mapping: None,
-        };
-        self.insert(ghost).0
+        self.insert(New { kind: Kind::Client, ..New::plain(root, 0, 0) }).0
     }
 
     fn replace(&mut self, old: Id) -> Freed {
