@@ -9,11 +9,13 @@
 //! caller and dropped outside the lock.
 
 mod graph;
+mod new;
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use graph::Pinned;
-pub(crate) use graph::{Freed, Graph, Id, Kind, MemoryId, New};
+pub(crate) use graph::{Freed, Graph, Id, Kind, MemoryId};
+pub(crate) use new::New;
 
 /// A handle in a client: what the driver's tables are keyed by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
